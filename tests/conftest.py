@@ -1,0 +1,1 @@
+"""Fixtures that the whole suite shares."""
