@@ -1,0 +1,25 @@
+"""Sphinx settings."""
+
+import devicekit
+
+project = "devicekit"
+author = "the devicekit authors"
+release = version = devicekit.__version__
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+]
+exclude_patterns = ["_build", "examples"]
+html_theme = "furo"
+html_title = "devicekit"
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+nitpicky = True
+# Types of torch and of the standard library: their inventories would be fetched from the network.
+nitpick_ignore_regex = [
+    (r"py:.*", r"(torch|typing|collections|types|contextlib|abc|argparse)(\..*)?"),
+    (r"py:(class|obj)", r"[A-Z][A-Za-z]*|optional|_[A-Za-z]+"),
+]
