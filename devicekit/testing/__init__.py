@@ -1,0 +1,41 @@
+"""Testing device code on machines without a device: a simulated accelerator, a fake NVML, helpers.
+
+The names are resolved on first use, so that importing this package imports no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from devicekit.testing.batches import batches as batches
+    from devicekit.testing.checks import assert_on as assert_on
+    from devicekit.testing.checks import assert_same as assert_same
+    from devicekit.testing.nvml import FakeNvml as FakeNvml
+    from devicekit.testing.simulation import Simulation as Simulation
+    from devicekit.testing.simulation import simulate as simulate
+
+# Each name and the module that defines it. The package is `simulation`, not `simulate`: a module
+# named like the function would hide it (`devicekit.testing.simulate` would be one or the other,
+# depending on what was imported first).
+_HOME = {
+    "FakeNvml": "nvml",
+    "Simulation": "simulation",
+    "assert_on": "checks",
+    "assert_same": "checks",
+    "batches": "batches",
+    "simulate": "simulation",
+}
+
+__all__ = [*sorted(_HOME)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

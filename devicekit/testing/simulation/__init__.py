@@ -1,0 +1,23 @@
+"""A simulated accelerator on a CPU-only machine: real tensors, CPU kernels, CUDA's device rules.
+
+How it is built, from the bottom up::
+
+    private     every private name of torch that is used here, and the versions it was seen in
+    state       what is simulated now: how many devices, their name, memory; the extension points
+    memory      live bytes per device, the limit, OutOfMemoryError
+    tensors     a device tensor over the bytes of a CPU tensor, and back (no copy)
+    rules       CUDA's rules for mixed devices, read from the operator table in the torch wheel
+    rng         one generator per device
+    engine      the kernel behind every operator: check devices, run the CPU kernel, wrap
+    factories, copies, fused, autocast    kernels that need more than that
+    autograd, storages, pinning   parts of torch that have no hook for a backend
+    streams     streams and events
+    module      `torch.sim`, the device module
+    as_cuda     the same under CUDA's name
+    processes   what a forked or spawned process sees
+    api         `simulate`
+"""
+
+from devicekit.testing.simulation.api import Simulation, simulate
+
+__all__ = ["Simulation", "simulate"]
