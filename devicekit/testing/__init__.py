@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from devicekit.testing.batches import batches as batches
-    from devicekit.testing.checks import assert_on as assert_on
-    from devicekit.testing.checks import assert_same as assert_same
+    from devicekit.testing.strategies import batches as batches
+    from devicekit.testing.asserts import assert_on as assert_on
+    from devicekit.testing.asserts import assert_same as assert_same
     from devicekit.testing.nvml import FakeNvml as FakeNvml
     from devicekit.testing.simulation import Simulation as Simulation
     from devicekit.testing.simulation import simulate as simulate
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _HOME = {
     "FakeNvml": "nvml",
     "Simulation": "simulation",
-    "assert_on": "checks",
-    "assert_same": "checks",
-    "batches": "batches",
+    "assert_on": "asserts",
+    "assert_same": "asserts",
+    "batches": "strategies",
     "simulate": "simulation",
 }
 
