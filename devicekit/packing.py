@@ -1,0 +1,244 @@
+"""Many small tensors as one buffer, and back.
+
+What a batch costs on its way from a worker process, through pinned memory and to a device, is paid
+per tensor as long as the tensors are small. `pack` puts the small ones into one buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from devicekit import compat
+from devicekit.tree import map_tensors, register
+
+__all__ = ["LARGE", "Packed", "pack", "unpack"]
+
+T = TypeVar("T")
+
+LARGE = 128 * 1024
+"""Tensors of this many bytes or more are not packed: what they cost is copying, not handling."""
+
+_ALIGNMENT = 64  # bytes: enough for every dtype and for the vector units of every processor
+
+_PACKABLE = frozenset(
+    dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
+)
+
+
+class _Slot:
+    """Stands in the structure for the packed tensor number `index`."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __reduce__(self) -> tuple[type[_Slot], tuple[int]]:
+        return _Slot, (self.index,)
+
+
+class _Segment(NamedTuple):
+    """The tensors of one dtype, one after the other in the buffer."""
+
+    dtype: torch.dtype
+    start: int  # bytes
+    slots: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]  # one for all if they are equal
+    strides: tuple[tuple[int, ...], ...]
+
+
+class Packed(Generic[T]):
+    """A structure whose small tensors lie in one buffer; `unpack` gives the structure back.
+
+    Made by `pack`. Pickles as one tensor for all the small ones. `to_device` and `pin_memory` take
+    it like any container.
+
+    Attributes:
+        buffer: uint8[n], all the small tensors.
+        rest: The structure; large tensors and whatever cannot be packed are still in it.
+    """
+
+    __slots__ = ("_segments", "buffer", "rest")
+
+    def __init__(self, buffer: Tensor, rest: object, segments: Sequence[_Segment]) -> None:
+        self.buffer = buffer
+        self.rest = rest
+        self._segments = tuple(segments)
+
+    def __reduce__(self) -> tuple[type[Packed[T]], tuple[object, ...]]:
+        return type(self), (self.buffer, self.rest, self._segments)
+
+    def __repr__(self) -> str:
+        count = sum(len(segment.slots) for segment in self._segments)
+        return f"Packed({count} tensors in {self.buffer.nbytes} bytes on {self.buffer.device})"
+
+    def pin_memory(self) -> Packed[T]:
+        """Return it in pinned memory: `devicekit.pin_memory`, for torch's own loader."""
+        from devicekit.pin import pin_memory
+
+        return pin_memory(self)
+
+    def to(self, device: str | torch.device, non_blocking: bool = False) -> Packed[T]:
+        """Return it on `device`: `devicekit.to_device`, for movers that ask for `.to`."""
+        from devicekit.move import to_device
+
+        return to_device(self, device, non_blocking=non_blocking)
+
+
+register(
+    Packed,
+    lambda packed: ((packed.buffer, packed.rest), packed._segments),
+    lambda segments, children: Packed(*children, segments),
+)
+
+
+def pack(data: T) -> Packed[T]:
+    """Put the small tensors of `data` into one buffer.
+
+    Packed are dense CPU tensors below `LARGE` bytes. All else stays as it is: large tensors, which
+    gain nothing and would have to be copied; tensors that require grad, whose history a copy would
+    cut; sparse, nested and quantized ones, subclasses, those on other devices. In a worker of a
+    DataLoader the buffer is made in shared memory, so that it is not copied again on its way.
+
+    Args:
+        data: Tensors in any structure that `to_device` knows.
+
+    Returns:
+        What `unpack` makes into the same structure with equal tensors; `data` is not changed.
+
+    Example:
+        >>> import torch
+        >>> from devicekit import pack, unpack
+        >>> packed = pack([torch.zeros(3), {"n": torch.tensor(7), "id": "a"}])
+        >>> packed
+        Packed(2 tensors in 72 bytes on cpu)
+        >>> unpack(packed)
+        [tensor([0., 0., 0.]), {'n': tensor(7), 'id': 'a'}]
+    """
+    leaves: list[Tensor] = []
+
+    def take(tensor: Tensor) -> Tensor:
+        if not _is_packable(tensor):
+            return tensor
+        leaves.append(tensor)
+        return cast(Tensor, _Slot(len(leaves) - 1))
+
+    rest = map_tensors(data, take)
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    for index, leaf in enumerate(leaves):
+        by_dtype.setdefault(leaf.dtype, []).append(index)
+
+    segments, parts, end = [], [], 0
+    for dtype, slots in by_dtype.items():
+        members = [leaves[slot] for slot in slots]
+        segment, flat = _lay_out(dtype, end, slots, members)
+        size = sum(member.nbytes for member in members)
+        segments.append(segment)
+        parts.append((flat, end, size, dtype))
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    if parts:
+        end = parts[-1][1] + parts[-1][2]  # nothing follows the last segment
+
+    if get_worker_info() is not None:
+        buffer = compat.shared_memory(end)
+    else:
+        buffer = torch.empty(end, dtype=torch.uint8, device="cpu")
+    for flat, start, size, dtype in parts:
+        if size:
+            torch.cat(flat, out=buffer[start : start + size].view(dtype))
+    return Packed(buffer, rest, segments)
+
+
+def unpack(packed: Packed[T]) -> T:
+    """Give back the structure that `pack` took, on the device where the buffer is now.
+
+    The tensors are independent in all but memory: an in-place operation on one does not disturb
+    autograd for another. They share the buffer's storage, so one of them keeps all of it alive, and
+    `torch.save` of one writes all of it: `clone` what you keep.
+
+    Args:
+        packed: What `pack` returned, moved or not.
+
+    Example:
+        >>> import torch
+        >>> from devicekit import pack, unpack
+        >>> unpack(pack((torch.ones(2), torch.ones(2, dtype=torch.int64))))
+        (tensor([1., 1.]), tensor([1, 1]))
+    """
+    count = sum(len(segment.slots) for segment in packed._segments)
+    leaves: list[Tensor | None] = [None] * count
+    for segment in packed._segments:
+        for slot, leaf in zip(segment.slots, _views(packed.buffer, segment), strict=True):
+            leaves[slot] = leaf
+
+    def fill(value: object) -> object:
+        return leaves[value.index] if type(value) is _Slot else value
+
+    return cast(T, map_tensors(packed.rest, lambda tensor: tensor, other=fill))
+
+
+def _is_packable(tensor: Tensor) -> bool:
+    return (
+        type(tensor) is Tensor
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.requires_grad
+        and not tensor.is_nested
+        and tensor.nbytes < LARGE
+        and tensor.dtype in _PACKABLE
+    )
+
+
+def _lay_out(
+    dtype: torch.dtype, start: int, slots: list[int], members: list[Tensor]
+) -> tuple[_Segment, list[Tensor]]:
+    """Plan one segment; return it with its members as one-dimensional tensors in order."""
+    dense = [each if each.is_contiguous() else each.clone() for each in members]
+    shapes = tuple(tuple(each.shape) for each in dense)
+    strides = tuple(each.stride() for each in dense)
+    if len(set(shapes)) == 1 and all(each.is_contiguous() for each in dense):
+        shapes, strides = shapes[:1], ()
+    flat = [
+        each.view(-1) if each.is_contiguous() else each.as_strided((each.numel(),), (1,))
+        for each in dense
+    ]
+    return _Segment(dtype, start, tuple(slots), shapes, strides), flat
+
+
+def _views(buffer: Tensor, segment: _Segment) -> list[Tensor]:
+    """The tensors of one segment.
+
+    Views of one tensor share a version counter: an in-place operation on one would make backward of
+    another fail ("modified by an inplace operation"). `.data` gives each its own; `detach` would
+    not.
+    """
+    if not segment.strides:
+        shape = segment.shapes[0]
+        base = _typed(buffer, segment, len(segment.slots) * _numel(shape))
+        return [view.data for view in base.view(len(segment.slots), *shape).unbind(0)]
+    base = _typed(buffer, segment, sum(map(_numel, segment.shapes)))
+    offset, views = base.storage_offset(), []
+    strided: Callable[..., Tensor] = base.as_strided
+    for shape, stride in zip(segment.shapes, segment.strides, strict=True):
+        views.append(strided(shape, stride, offset).data)
+        offset += _numel(shape)
+    return views
+
+
+def _typed(buffer: Tensor, segment: _Segment, count: int) -> Tensor:
+    end = segment.start + count * segment.dtype.itemsize
+    return buffer[segment.start : end].view(segment.dtype)
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

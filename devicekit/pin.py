@@ -1,0 +1,233 @@
+"""Page-locked ("pinned") host memory for everything that the walker looks into.
+
+A copy from pinned memory to an accelerator can run beside the computation; a copy from ordinary
+("pageable") memory cannot. Only dense CPU tensors can be pinned. All else is left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from devicekit.device import Device
+from devicekit.errors import PinMemoryError
+from devicekit.tree import find_tensors, map_tensors
+
+try:
+    import resource
+except ImportError:  # Windows has no limits of this kind
+    resource = None  # type: ignore[assignment]
+
+__all__ = ["host_limits", "is_dense_host_memory", "pin_memory", "pin_where_possible"]
+
+T = TypeVar("T")
+
+# What the drivers say when host memory cannot be locked. Any other failure, such as a device-side
+# assert that surfaces here, is not about pinning and passes untouched.
+_REFUSED = re.compile(
+    r"out of memory|memory allocation|allocate|not permitted|not supported|resource", re.IGNORECASE
+)
+
+_warned: set[tuple[str, str]] = set()
+_refused: list[PinMemoryError] = []
+
+
+def pin_memory(data: T) -> T:
+    """Return `data` with every tensor that can be pinned in page-locked host memory.
+
+    Looks into the same containers as `to_device`. A tensor that is pinned already is returned
+    itself, and so is every container in which nothing changed. What cannot be pinned (a tensor on
+    an accelerator or on `meta`, sparse, nested, quantized) is left as it is, with one warning that
+    names the first. Objects that are not looked into are asked for their own `.pin_memory()`.
+
+    Without an accelerator, and on MPS, whose memory is shared with the host, there is nothing to
+    pin for: `data` itself is returned.
+
+    Args:
+        data: Tensors in any structure.
+
+    Returns:
+        The same structure; the caller's object is not changed.
+
+    Raises:
+        PinMemoryError: The system refused to lock the memory; the message has the measured limits.
+
+    Example:
+        >>> import torch
+        >>> from devicekit import pin_memory
+        >>> batch = {"x": torch.ones(2), "id": "a"}
+        >>> torch.equal(pin_memory(batch)["x"], batch["x"])
+        True
+    """
+    accelerator = _pinning_accelerator()
+    if accelerator is None:
+        return data
+    left: list[Tensor] = []
+
+    def pin(tensor: Tensor) -> Tensor:
+        if not is_dense_host_memory(tensor):
+            left.append(tensor)
+            return tensor
+        return _pin_tensor(tensor)
+
+    with _context_of(accelerator):
+        pinned = map_tensors(data, pin, other=_pin_foreign)
+    if left:
+        _warn_left(data, left[0])
+    return pinned
+
+
+def pin_where_possible(data: T) -> T:
+    """`pin_memory` for use unasked: when the system refuses, warn once and stop trying.
+
+    The limits on page-locked memory belong to the process, so a refusal holds for all of it.
+    """
+    if _refused:
+        return data
+    try:
+        return pin_memory(data)
+    except PinMemoryError as error:
+        _refused.append(error)
+        warnings.warn(f"continuing without pinned memory: {error}", stacklevel=3)
+        return data
+
+
+def host_limits() -> dict[str, str]:
+    """What this machine allows in pinned and shared memory, measured now, as text for messages."""
+    found = {"locked-memory limit (RLIMIT_MEMLOCK)": "unknown", "free host memory": "unknown"}
+    if resource is not None:
+        soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        unlimited = soft == resource.RLIM_INFINITY
+        found["locked-memory limit (RLIMIT_MEMLOCK)"] = "none" if unlimited else _size(soft)
+    with contextlib.suppress(OSError, StopIteration):  # only Linux has the file
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            line = next(line for line in lines if line.startswith("MemAvailable"))
+        found["free host memory"] = _size(int(line.split()[1]) * 1024)
+    if os.path.isdir("/dev/shm"):
+        found["free shared memory (/dev/shm)"] = _size(shutil.disk_usage("/dev/shm").free)
+    found["WSL"] = "yes" if "microsoft" in platform.uname().release.lower() else "no"
+    return found
+
+
+def _pinning_accelerator() -> torch.device | None:
+    """The accelerator that pinned memory would serve, if it can be used here."""
+    found = torch.accelerator.current_accelerator()
+    if found is None or found.type == "mps":
+        return None
+    return found if torch.get_device_module(found).is_available() else None
+
+
+@contextmanager
+def _context_of(accelerator: torch.device) -> Iterator[None]:
+    """Keep pinning from waking a card that this process does not use.
+
+    Page-locking needs a context. torch takes one that exists, else it makes one on the current
+    device: card 0, in a process of torchrun that is meant for another card and has not used it yet.
+    """
+    module: Any = torch.get_device_module(accelerator)
+    if getattr(module, "is_initialized", lambda: True)():
+        yield
+        return
+    with module.device(Device(accelerator.type).index):
+        yield
+
+
+def is_dense_host_memory(tensor: Tensor) -> bool:
+    """Whether the tensor is of the only kind that can be pinned."""
+    return (
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        # A wrapper around other tensors has no memory of its own.
+        and not hasattr(tensor, "__tensor_flatten__")
+    )
+
+
+def _pin_tensor(tensor: Tensor) -> Tensor:
+    if tensor.is_pinned():
+        return tensor
+    try:
+        pinned = _pinned_copy(tensor.detach())
+    except RuntimeError as error:
+        if not _REFUSED.search(str(error)):
+            raise
+        raise _refusal(tensor, error) from error
+    if type(tensor) is Tensor:
+        return pinned.requires_grad_() if tensor.requires_grad else pinned
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(pinned, requires_grad=tensor.requires_grad)
+    result = pinned.as_subclass(type(tensor))  # type: ignore[arg-type]
+    result.__dict__.update(tensor.__dict__)
+    return result
+
+
+def _pinned_copy(tensor: Tensor) -> Tensor:
+    # An expanded tensor has fewer elements in memory than in its shape, and torch's `pin_memory`
+    # fails when it writes one of them twice. `clone` gives each element a place.
+    dense = tensor if tensor.is_contiguous() else tensor.clone()
+    return dense.pin_memory()
+
+
+def _pin_foreign(value: object) -> object:
+    own = getattr(value, "pin_memory", None)
+    if not callable(own) or isinstance(value, type):
+        return value
+    result = own()
+    return value if result is None else result
+
+
+def _warn_left(data: object, tensor: Tensor) -> None:
+    path = next((path for path, each in find_tensors(data) if each is tensor), "data")
+    kind = _kind(tensor)
+    if (path, kind) in _warned:
+        return
+    _warned.add((path, kind))
+    warnings.warn(
+        f"`{path}` is left as it is: it is {kind}, and only dense CPU tensors can be pinned. "
+        "Fix: keep it a dense CPU tensor until the batch is moved to the device, or do not pin "
+        "(`pin_memory=False`)",
+        stacklevel=3,
+    )
+
+
+def _kind(tensor: Tensor) -> str:
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return f"a sparse tensor ({str(tensor.layout).removeprefix('torch.')})"
+    if not tensor.is_cpu:
+        return f"on {tensor.device}"
+    if tensor.is_quantized:
+        return "a quantized tensor"
+    return f"a {type(tensor).__name__} without memory of its own"
+
+
+def _refusal(tensor: Tensor, error: RuntimeError) -> PinMemoryError:
+    found = "; ".join(f"{name}: {value}" for name, value in host_limits().items())
+    reason = str(error).strip().partition("\n")[0]
+    return PinMemoryError(
+        f"the system refused to pin {_size(tensor.nbytes)} of host memory: {reason}\n"
+        f"  found: {found}\n"
+        "  fix: raise the limit (`ulimit -l unlimited`; docker: `--ulimit memlock=-1`; WSL: more "
+        "`memory=` in .wslconfig), or load without pinned memory (`pin_memory=False`)"
+    )
+
+
+def _size(nbytes: int) -> str:
+    amount = float(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.4g} {unit}"
+        amount /= 1024
+    return f"{amount:.4g} GiB"
