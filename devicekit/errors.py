@@ -13,6 +13,9 @@ Every error says what was wrong, what was found, and how to mend it::
     DeviceFallbackWarning (UserWarning)        another device is used than the one asked for
 """
 
+import os
+import sys
+import warnings
 from argparse import ArgumentTypeError
 
 __all__ = [
@@ -31,8 +34,8 @@ class DeviceError(RuntimeError):
     """The root of all errors that devicekit raises on purpose."""
 
 
-# argparse prints the text of an ArgumentTypeError and swallows that of a ValueError: with this base,
-# `parser.add_argument("--device", type=Device)` shows the user our sentence.
+# argparse prints the text of an ArgumentTypeError and swallows that of a ValueError: with this
+# base, `parser.add_argument("--device", type=Device)` shows the user our sentence.
 class DeviceSpecError(DeviceError, ValueError, ArgumentTypeError):
     """What was asked for is not a device: a wrong type, a misspelt name, a bad index."""
 
@@ -72,6 +75,17 @@ class WorkerDeviceError(DeviceError):
 
 class DeviceFallbackWarning(UserWarning):
     """Another device is used than the one that was asked for."""
+
+
+_PACKAGE = os.path.dirname(__file__) + os.sep
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's code that called this package, however deep we are."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 # Tracebacks show the name that users import.
