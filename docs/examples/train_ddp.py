@@ -1,6 +1,6 @@
 """The training of train_digits.py on several processes, each with its share of the data.
 
-    torchrun --nproc-per-node=2 docs/examples/train_ddp.py
+torchrun --nproc-per-node=2 docs/examples/train_ddp.py
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Train a small CNN on scikit-learn's handwritten digits, on the best device there is.
 
-    python docs/examples/train_digits.py
-    python docs/examples/train_digits.py --device cuda --epochs 5
+python docs/examples/train_digits.py
+python docs/examples/train_digits.py --device cuda --epochs 5
 """
 
 import argparse

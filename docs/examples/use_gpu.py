@@ -1,7 +1,7 @@
 """A first lesson on GPUs: is there one, what is on it, and why must things not be mixed?
 
-    python docs/examples/use_gpu.py              # on the best device there is
-    python docs/examples/use_gpu.py --simulate   # as if there were two GPUs, on any machine
+python docs/examples/use_gpu.py              # on the best device there is
+python docs/examples/use_gpu.py --simulate   # as if there were two GPUs, on any machine
 """
 
 import argparse
