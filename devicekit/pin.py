@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import shutil
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from devicekit.device import Device
-from devicekit.errors import PinMemoryError
+from devicekit.errors import PinMemoryError, warn
 from devicekit.tree import find_tensors, map_tensors
 
 try:
@@ -98,7 +97,7 @@ def pin_where_possible(data: T) -> T:
         return pin_memory(data)
     except PinMemoryError as error:
         _refused.append(error)
-        warnings.warn(f"continuing without pinned memory: {error}", stacklevel=3)
+        warn(f"continuing without pinned memory: {error}")
         return data
 
 
@@ -193,11 +192,10 @@ def _warn_left(data: object, tensor: Tensor) -> None:
     if (path, kind) in _warned:
         return
     _warned.add((path, kind))
-    warnings.warn(
+    warn(
         f"`{path}` is left as it is: it is {kind}, and only dense CPU tensors can be pinned. "
         "Fix: keep it a dense CPU tensor until the batch is moved to the device, or do not pin "
-        "(`pin_memory=False`)",
-        stacklevel=3,
+        "(`pin_memory=False`)"
     )
 
 

@@ -146,17 +146,16 @@ def run_schedule(iterable: Iterable[Any], backend: StreamBackend, depth: int) ->
             ended, failure = True, error
             return
         backend.wait(backend.side, backend.record(backend.consumer()))
-        copied = False
         try:
             backend.copy(plan, backend.side)
-            copied = True
         except Exception as error:  # not lost: as above
             ended, failure = True, error
         finally:
-            # After a failure some copies may be in flight: their target must not be freed either.
+            # Some copies may be in flight after a failure too. Until the wait at the end, the
+            # traceback keeps this frame alive, and with it what they write to.
             event = backend.record(backend.side)
-            held.append((event, batch if copied else (batch, result)))
-        if copied:
+            held.append((event, batch))
+        if failure is None:
             ahead.append((result, event))
 
     try:
