@@ -1,0 +1,157 @@
+"""`simulate`: start an accelerator that this machine does not have."""
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+
+from devicekit.testing.simulation import private
+
+if TYPE_CHECKING:
+    from devicekit.testing.simulation.patching import Patches
+    from devicekit.testing.simulation.state import Config
+
+__all__ = ["Simulation", "simulate"]
+
+
+def simulate(
+    name: str = "sim",
+    *,
+    count: int = 2,
+    float64: bool = True,
+    memory: int | None = None,
+    async_copies: bool = False,
+    allow_real: bool = False,
+) -> "Simulation":
+    """Start a simulated accelerator, at once and until `.stop()` or the end of a `with` block.
+
+    Tensors on it hold real values, computed by the CPU's kernels; tensors on different devices may
+    meet where CUDA allows it, and raise what CUDA raises where it does not.
+
+    Args:
+        name: The type of the device: "sim", or "cuda" for code that names CUDA.
+        count: How many devices there are.
+        float64: Whether the device knows float64; MPS does not.
+        memory: The bytes that each device has; more raises `torch.OutOfMemoryError`.
+        async_copies: Whether a `non_blocking` copy lands only when it is waited for.
+        allow_real: Whether to start also where torch has a real accelerator, which then hides
+            behind the simulated one in `torch.accelerator`.
+
+    Returns:
+        The running simulation.
+
+    Raises:
+        ValueError: `count` or `memory` is less than 1.
+        RuntimeError: There is a real accelerator, or another PrivateUse1 backend in this process.
+        NotImplementedError: This torch lacks what the simulation needs.
+
+    Example:
+        >>> import torch
+        >>> from devicekit.testing import simulate
+        >>> with simulate() as sim:
+        ...     x = torch.ones(2, device=sim.devices[0])
+        ...     print((x + x).cpu())
+        ...     try:
+        ...         x + torch.ones(2)
+        ...     except RuntimeError as error:
+        ...         print(str(error).splitlines()[0])
+        tensor([2., 2.])
+        Expected all tensors to be on the same device, but found at least two devices, sim:0 and cpu!
+    """
+    private.require()
+    if count < 1:
+        raise ValueError(f"`count` must be 1 or more, got {count!r}")
+    if memory is not None and memory < 1:
+        raise ValueError(f"`memory` must be a number of bytes, 1 or more, got {memory!r}")
+    _refuse_real_accelerator(allow_real)
+    from devicekit.testing.simulation.state import Config
+
+    return Simulation(Config(name, count, float64, memory, async_copies))
+
+
+def _refuse_real_accelerator(allow_real: bool) -> None:
+    if allow_real or private.backend_name() != "privateuseone":
+        return
+    if torch.accelerator.is_available():
+        real = torch.accelerator.current_accelerator()
+        raise RuntimeError(
+            f"this machine has a real accelerator ({real}), and a simulated one would take its place in "
+            f"`torch.accelerator` until the process ends. Use the real one, or say `allow_real=True`"
+        )
+
+
+class Simulation:
+    """A running simulation; `simulate` makes it.
+
+    Attributes:
+        name: The type of its devices.
+        devices: The devices, as `torch.device`.
+    """
+
+    def __init__(self, config: "Config") -> None:
+        self.name = config.name
+        self._config = config
+        self._patches: Patches | None = None
+        self._start()
+        self.devices = tuple(torch.device(config.name, i) for i in range(config.count))
+
+    def _start(self) -> None:
+        from devicekit.testing.simulation import registration, rng, state, streams, tensors
+        from devicekit.testing.simulation.patching import Patches
+
+        # Torch's C++ claims the name "cuda" for itself: there our devices are "sim", shown as "cuda".
+        registration.register("sim" if self.name == "cuda" else self.name)
+        patches = Patches()
+        patches.set(state, "config", self._config)
+        registration.install(patches)
+        if self._config.async_copies:
+            patches.set(state, "copy", streams.copy)
+            patches.set(state, "before_kernel", streams.before_kernel)
+            patches.set(state, "allocated", streams.allocated)
+            patches.set(state, "host_read", streams.wait_for_host_read)
+            patches.set(state, "record_stream", streams.record_stream)
+        tensors.forget_templates()
+        state.current.index = 0
+        rng.forget()
+        self._patches = patches
+        _running.append(self)
+
+    def stop(self) -> None:
+        """End the simulation, and those started after it; a second call does nothing.
+
+        Raises:
+            RuntimeError: With `async_copies`: a mistake that shows only when all copies have landed.
+        """
+        if self not in _running:
+            return
+        from devicekit.testing.simulation import state, streams, tensors
+
+        if _running[-1] is not self:
+            _running[-1].stop()
+            return self.stop()
+        try:
+            streams.finish()
+        finally:
+            _running.pop()
+            if self._patches is not None:
+                self._patches.undo()
+            tensors.forget_templates()
+            state.current.index = 0
+
+    def __enter__(self) -> "Simulation":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = "running" if self in _running else "stopped"
+        return f"<Simulation of {len(self.devices)} {self.name} device(s), {state}>"
+
+
+_running: list[Simulation] = []

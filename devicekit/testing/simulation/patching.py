@@ -1,0 +1,44 @@
+"""Attributes that are replaced for a while, and put back."""
+
+from types import ModuleType
+from typing import Any
+
+__all__ = ["Patches"]
+
+_ABSENT = object()
+
+
+class Patches:
+    """Replaces attributes of modules and classes, and undoes it in reverse order.
+
+    Example:
+        >>> import math
+        >>> patches = Patches()
+        >>> patches.set(math, "pi", 3)
+        >>> math.pi
+        3
+        >>> patches.undo()
+        >>> math.pi
+        3.14159...
+    """
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Set `owner.name`, which may not exist yet; an inherited attribute is shadowed."""
+        if isinstance(owner, type | ModuleType):
+            before = vars(owner).get(name, _ABSENT)
+        else:
+            before = getattr(owner, name, _ABSENT)
+        self._undo.append((owner, name, before))
+        setattr(owner, name, value)
+
+    def undo(self) -> None:
+        """Put everything back as it was found."""
+        while self._undo:
+            owner, name, before = self._undo.pop()
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)

@@ -1,0 +1,77 @@
+"""All private names of torch that the simulation stands on, each with the versions it was seen in.
+
+Nothing else in `devicekit.testing` names private torch API. A name that the installed torch lacks is
+None here, and `require` turns that into one error before anything is touched.
+"""
+
+import functools
+from typing import Any
+
+import torch
+import torch.utils.backend_registration
+
+__all__ = ["LOWEST", "MISSING", "require"]
+
+LOWEST = "2.10"
+"""The lowest torch whose Python API is enough (`torch._C._acc` came with it)."""
+
+MISSING: list[str] = []
+
+
+def _find(path: str) -> Any:
+    """Return the object at a dotted path below `torch`, or None and a note in `MISSING`."""
+    try:
+        return functools.reduce(getattr, path.split(".")[1:], torch)
+    except AttributeError:
+        MISSING.append(path)
+        return None
+
+
+# A device guard, hooks and an empty tensor for the PrivateUse1 key, from Python. Seen in 2.13, 2.14.
+setup_backend = _find("torch.utils.backend_registration._setup_privateuseone_for_python_backend")
+create_empty_tensor = _find("torch._C._acc.create_empty_tensor")
+BackendHooks = _find("torch._C._acc.PrivateUse1Hooks")
+DeviceGuard = _find("torch._C._acc.DeviceGuard")
+DeviceType = _find("torch._C._autograd.DeviceType")
+backend_name = _find("torch._C._get_privateuse1_backend_name")
+real_accelerator = _find("torch._C._accelerator_getAccelerator")
+
+# Storages over foreign bytes, and the C getters under `Tensor.device` and friends, which a disguise
+# on the Python level does not change. Seen in 2.13, 2.14.
+storage_over = _find("torch._C._construct_storage_from_data_pointer")
+tensor_device = _find("torch._C.TensorBase.device.__get__")
+storage_device = _find("torch._C.StorageBase.device.__get__")
+tensor_data = _find("torch._C.TensorBase.data")
+to_dlpack = _find("torch._C._to_dlpack")
+from_dlpack = _find("torch._C._from_dlpack")
+set_conj = _find("torch._C._set_conj")
+set_neg = _find("torch._C._set_neg")
+swap_tensor_impl = _find("torch._C._swap_tensor_impl")
+
+# Dispatch. Seen in 2.13, 2.14.
+DispatchKey = _find("torch._C.DispatchKey")
+DispatchKeySet = _find("torch._C.DispatchKeySet")
+ExcludeDispatchKeyGuard = _find("torch._C._ExcludeDispatchKeyGuard")
+has_kernel_for = _find("torch._C._dispatch_has_kernel_for_dispatch_key")
+OpOverload = _find("torch._ops.OpOverload")
+
+DisableTorchFunction = _find("torch._C.DisableTorchFunction")
+
+# Python functions of torch that are replaced while a simulation is active. Seen in 2.13, 2.14.
+engine_run_backward = _find("torch.autograd.graph._engine_run_backward")
+has_compatible_shallow_copy_type = _find("torch._has_compatible_shallow_copy_type")
+
+
+def require() -> None:
+    """Check that the installed torch has every private name that is needed.
+
+    Raises:
+        NotImplementedError: A name is missing; the text lists it, and the versions that work.
+    """
+    if not MISSING:
+        return
+    raise NotImplementedError(
+        f"the simulated accelerator needs torch >= {LOWEST}, and this is torch {torch.__version__}: "
+        f"it lacks {', '.join(MISSING)}. Install a newer torch "
+        f"(tested with 2.13 and 2.14), or run these tests where there is a GPU"
+    )

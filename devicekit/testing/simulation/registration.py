@@ -1,0 +1,194 @@
+"""The one registration of the backend with torch, and what is replaced while it is in use."""
+
+import functools
+import sys
+from typing import Any
+
+import torch
+
+from devicekit.testing.simulation import (
+    autocast,
+    autograd,
+    factories,
+    fused,  # noqa: F401 - it fills engine.REPLACED
+    module,
+    operators,
+    pinning,
+    private,
+    rng,
+    state,
+    storages,
+    streams,
+)
+from devicekit.testing.simulation.engine import REPLACED, kernel, plan
+from devicekit.testing.simulation.patching import Patches
+from devicekit.testing.simulation.tensors import sparse_to_cpu, to_device
+
+__all__ = ["install", "register"]
+
+# Torch drops the kernels of a library that is collected.
+_libraries: list[torch.library.Library] = []
+
+# Operators that C++ handles for every backend, and families that CUDA alone has.
+_LEFT_TO_TORCH = ("copy_", "set_", "resize_", "_to_copy", "empty_like")
+_NOT_OURS = ("sparse", "cudnn", "nested")
+
+# What a sparse COO tensor is made of; C++ reads it with the CPU's kernels also from ours.
+_SPARSE_PARTS = (
+    "_sparse_coo_tensor_with_dims_and_tensors _sparse_coo_tensor_with_dims sparse_dim dense_dim _nnz "
+    "is_coalesced _coalesced_ _indices _values indices values"
+).split()
+
+
+class _Hooks(private.BackendHooks or object):  # type: ignore[misc]
+    def is_available(self) -> bool:
+        return state.config is not None
+
+    def has_primary_context(self, device_index: int) -> bool:
+        return state.config is not None
+
+    def is_built(self) -> bool:
+        return True
+
+
+# Held by C++ as bare pointers.
+_hooks, _guard = _Hooks(), autograd.Guard()
+
+
+def register(name: str) -> None:
+    """Register the backend under a name, once for the process.
+
+    Raises:
+        RuntimeError: Another backend, or this one under another name, is registered already.
+    """
+    if state.backend == name:
+        return
+    taken = private.backend_name()
+    if state.backend or taken != "privateuseone" or hasattr(torch, name):
+        raise RuntimeError(
+            f"cannot register the simulated accelerator as {name!r}: torch allows one such backend in "
+            f"a process, and {state.backend or taken!r} is registered. Use that name, or a new process"
+            if state.backend or taken != "privateuseone"
+            else f"cannot register the simulated accelerator as {name!r}: `torch.{name}` exists"
+        )
+    state.backend = name
+    private.setup_backend(name, module.make(name), _hooks, _guard)
+    sys.modules[f"torch.{name}"] = getattr(torch, name)
+    _register_kernels()
+    _register_sparse()
+    _register_autocast()
+    # For good, each silent outside a simulation: torch has no way to take them back.
+    torch.serialization.register_package(1, storages.location, storages.restore)
+    torch.accelerator.current_accelerator = _current_accelerator
+
+
+def _current_accelerator(check_available: bool = False) -> torch.device | None:
+    """Answer as before the registration, after which C++ always answers with our device."""
+    if state.config is not None:
+        return torch.device(state.config.name)
+    return None
+
+
+def _library(namespace: str) -> torch.library.Library:
+    library = torch.library.Library(namespace, "IMPL")  # noqa: TOR901 - kept in `_libraries`
+    _libraries.append(library)
+    return library
+
+
+def _register_kernels() -> None:
+    _library("_").fallback(kernel, "PrivateUse1")
+    library = _library("aten")
+    for name, function in factories.KERNELS.items():
+        library.impl(name, function, "PrivateUse1")
+    for op in REPLACED:
+        library.impl(_name(op), functools.partial(kernel, op), "PrivateUse1")
+    for op in _own_on_cuda():
+        library.impl(_name(op), functools.partial(kernel, op), "PrivateUse1")
+    # `resolve_conj` of a copy that itself resolves conj would recurse until the stack overflows.
+    for key in ("Conjugate", "Negative"):
+        library.impl("_copy_from", torch.library.fallthrough_kernel, key)
+
+
+def _name(op: Any) -> str:
+    return str(op.name()).split("::", 1)[1]
+
+
+def _own_on_cuda() -> list[Any]:
+    """Return the operators that CUDA does not decompose, so that the same check is made."""
+    found = []
+    for name, operator in operators.table().items():
+        base, _, overload = name.partition(".")
+        if not operator.on_cuda or name in factories.KERNELS or base in _LEFT_TO_TORCH:
+            continue
+        op = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
+        if op is None or op in REPLACED or any(part in base for part in _NOT_OURS):
+            continue
+        if plan(op).view or any(a.is_out for a in op._schema.arguments):
+            continue
+        if private.has_kernel_for(op.name(), "CPU") or base.startswith("_foreach"):
+            found.append(op)
+    return found
+
+
+def _register_sparse() -> None:
+    _library("_").fallback(kernel, "SparsePrivateUse1")
+    library = _library("aten")
+    keys = private.DispatchKeySet(private.DispatchKey.SparseCPU)
+
+    def on_cpu(op: Any) -> Any:
+        return lambda *args, **kwargs: op.redispatch(keys, *args, **kwargs)
+
+    for name in _SPARSE_PARTS:
+        op = getattr(torch.ops.aten, name).default
+        library.impl(name, on_cpu(op), "SparsePrivateUse1")
+
+    def to_dense(
+        x: torch.Tensor, dtype: torch.dtype | None = None, masked_grad: bool | None = None
+    ) -> torch.Tensor:
+        return to_device(sparse_to_cpu(x).to_dense(dtype), private.tensor_device(x).index)
+
+    library.impl("_to_dense", to_dense, "SparsePrivateUse1")
+
+
+def _register_autocast() -> None:
+    _library("_").fallback(torch.library.fallthrough_kernel, autocast.KEY)
+    library = _library("aten")
+    for name, function in autocast.kernels():
+        library.impl(name, function, autocast.KEY)
+
+
+# ------------------------------------------------------------------ while a simulation is active
+
+
+def install(patches: Patches) -> None:
+    """Replace the parts of torch's Python that have no hook for a backend, until `patches.undo()`."""
+    storages.install(patches)
+    pinning.install(patches)
+    patches.set(torch, "Generator", rng.SimulatedGenerator)
+    patches.set(torch, "Stream", streams.AnyStream)
+    patches.set(torch, "Event", streams.AnyEvent)
+    patches.set(torch.autograd.graph, "_engine_run_backward", autograd.run_backward)
+    patches.set(torch.autograd, "_engine_run_backward", autograd.run_backward)
+    for name, function in {
+        "current_device_index": module.current_device,
+        "current_device_idx": module.current_device,
+        "set_device_index": module.set_device,
+        "set_device_idx": module.set_device,
+        "synchronize": streams.synchronize,
+        "current_stream": streams.current_stream,
+        "set_stream": streams.set_stream,
+        "device_index": module.Device,
+        "empty_cache": module.empty_cache,
+        "memory_stats": module.memory_stats,
+        "memory_allocated": module.memory_allocated,
+        "max_memory_allocated": module.max_memory_allocated,
+        "memory_reserved": module.memory_reserved,
+        "max_memory_reserved": module.max_memory_reserved,
+        "reset_peak_memory_stats": module.reset_peak_memory_stats,
+        "reset_accumulated_memory_stats": module.reset_accumulated_memory_stats,
+        "get_memory_info": module.mem_get_info,
+    }.items():
+        if hasattr(torch.accelerator, name):
+            patches.set(torch.accelerator, name, function)
+
+

@@ -1,0 +1,165 @@
+"""Storages and `.data` across devices, saving and loading: where torch has no hook for a backend."""
+
+from typing import Any
+
+import torch
+
+from devicekit.testing.simulation import private, state, tensors
+from devicekit.testing.simulation.patching import Patches
+
+__all__ = ["install", "location", "restore"]
+
+_Storage = torch.UntypedStorage
+_plain_clone, _plain_cpu, _plain_to, _plain_share = (
+    _Storage.clone,
+    _Storage.cpu,
+    _Storage.to,
+    _Storage.share_memory_,
+)
+_plain_data = private.tensor_data
+
+
+def install(patches: Patches) -> None:
+    """Teach `torch.UntypedStorage`, `Tensor.data` and `Module.to` about the device."""
+    patches.set(_Storage, "clone", _clone)
+    patches.set(_Storage, "cpu", _cpu)
+    patches.set(_Storage, "to", _to)
+    patches.set(_Storage, "share_memory_", _share_memory)
+    patches.set(_Storage, state.backend, _to_backend)
+    # `Module.to` assigns `param.data` where the two types of tensor are compatible, and torch does
+    # not know that ours are. With its other ways parameters would lose their identity, and an
+    # optimizer made before the move would train nothing.
+    patches.set(torch, "_has_compatible_shallow_copy_type", _has_compatible_shallow_copy_type)
+    patches.set(torch.Tensor, "data", property(_plain_data.__get__, _set_data))
+
+
+# ------------------------------------------------------------------ storages
+
+
+def _on_device(storage: torch.UntypedStorage) -> bool:
+    return bool(private.storage_device(storage).type == state.backend)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    return tensors.cpu_storage(storage) if _on_device(storage) else storage
+
+
+def _clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
+    if not _on_device(self):
+        return _plain_clone(self)
+    copied = tensors.cpu_storage(self).clone()
+    return tensors.device_storage(copied, private.storage_device(self).index)
+
+
+def _cpu(self: torch.UntypedStorage) -> torch.UntypedStorage:
+    return tensors.cpu_storage(self).clone() if _on_device(self) else _plain_cpu(self)
+
+
+def _to(
+    self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False
+) -> torch.UntypedStorage:
+    device = torch.device(device)
+    if device.type in (state.backend, state.active().name):
+        return tensors.device_storage(_bytes_of(self).clone(), state.resolve(device))
+    if _on_device(self):
+        return tensors.cpu_storage(self).clone()
+    return _plain_to(self, device=device, non_blocking=non_blocking)
+
+
+def _to_backend(
+    self: torch.UntypedStorage, device: Any = None, non_blocking: bool = False
+) -> torch.UntypedStorage:
+    return tensors.device_storage(_bytes_of(self).clone(), state.resolve(device))
+
+
+def _share_memory(self: torch.UntypedStorage) -> torch.UntypedStorage:
+    return self if _on_device(self) else _plain_share(self)  # as on CUDA: nothing to do
+
+
+# ------------------------------------------------------------------ .data
+
+
+def _has_compatible_shallow_copy_type(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if private.has_compatible_shallow_copy_type(one, other):
+        return True
+    types = {private.tensor_device(one).type, private.tensor_device(other).type}
+    dense = one.layout is torch.strided and other.layout is torch.strided
+    return dense and types == {"cpu", state.backend}
+
+
+def _set_data(self: torch.Tensor, value: torch.Tensor) -> None:
+    """Assign `.data`; to another device by giving this Python object a new C++ tensor.
+
+    Class, attributes, hooks and weak references stay, and the gradient moves along. (On CUDA the
+    gradient stays behind until it is moved too, as `Module.to` does next; torch lets nobody have a
+    gradient on another device here.)
+    """
+    if not isinstance(value, torch.Tensor) or not _crosses(self, value):
+        _plain_data.__set__(self, value)
+        return
+    _check_alone(self)
+    made = value.detach()
+    made.requires_grad_(self.requires_grad)
+    if self.grad is not None:
+        gradient = self.grad
+        if _crosses(gradient, value):
+            _set_data(gradient, gradient.detach().to(private.tensor_device(value)))
+        made.grad = gradient
+    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        registered = getattr(self, hooks, None)
+        if registered:
+            setattr(made, hooks, registered)
+    private.swap_tensor_impl(self, made)
+
+
+def _crosses(one: torch.Tensor, other: torch.Tensor) -> bool:
+    mine, yours = private.tensor_device(one).type, private.tensor_device(other).type
+    return mine != yours and state.backend in (mine, yours)
+
+
+def _check_alone(x: torch.Tensor) -> None:
+    """Check that nothing in C++ would go on using the old tensor behind the Python object.
+
+    Raises:
+        RuntimeError: A view, a graph or something else does.
+    """
+    count = x._use_count()  # type: ignore[attr-defined]
+    if count <= 1:
+        return
+    if count == 2 and x.is_leaf and x.requires_grad:
+        node = torch.autograd.graph.get_gradient_edge(x).node
+        if x._use_count() == 2:  # type: ignore[attr-defined]
+            node.register_prehook(_refuse_stale_graph)
+            return
+    raise RuntimeError(
+        "the simulated accelerator cannot change the device of a tensor in place while a view of it "
+        "or a graph made from it is alive (CUDA can). Drop those first"
+    )
+
+
+def _refuse_stale_graph(*_: Any) -> None:
+    raise RuntimeError(
+        "this graph was made before one of its parameters changed its device; run forward again"
+    )
+
+
+# ------------------------------------------------------------------ torch.save, torch.load
+
+
+def location(storage: Any) -> str | None:
+    """Return the tag that `torch.save` writes for a storage of the device."""
+    storage = getattr(storage, "_untyped_storage", storage)
+    if not isinstance(storage, _Storage) or not _on_device(storage):
+        return None
+    return str(state.shown(private.storage_device(storage)))
+
+
+def restore(storage: Any, tag: str) -> torch.UntypedStorage | None:
+    """Return the storage that `torch.load` makes for a tag, None where the tag is not ours."""
+    names = {state.backend} | ({state.config.name} if state.config else set())
+    kind, _, index = tag.partition(":")
+    if kind not in names:
+        return None
+    storage = getattr(storage, "_untyped_storage", storage)
+    where = state.resolve(int(index) if index else None)
+    return tensors.device_storage(storage.clone(), where)
