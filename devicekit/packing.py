@@ -6,15 +6,16 @@ per tensor as long as the tensors are small. `pack` puts the small ones into one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar, cast
+from collections.abc import Callable
+from typing import Generic, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from devicekit import compat
-from devicekit.tree import map_tensors, register
+from devicekit.errors import MoveError
+from devicekit.tree import map_tensors
 
 __all__ = ["LARGE", "Packed", "pack", "unpack"]
 
@@ -57,46 +58,54 @@ class _Segment(NamedTuple):
 class Packed(Generic[T]):
     """A structure whose small tensors lie in one buffer; `unpack` gives the structure back.
 
-    Made by `pack`. Pickles as one tensor for all the small ones. `to_device` and `pin_memory` take
-    it like any container.
+    Made by `pack`. Travels as one tensor in place of the small ones: through a pickle, into pinned
+    memory, to a device.
 
     Attributes:
         buffer: uint8[n], all the small tensors.
         rest: The structure; large tensors and whatever cannot be packed are still in it.
     """
 
-    __slots__ = ("_segments", "buffer", "rest")
+    __slots__ = ("buffer", "rest", "segments")
 
-    def __init__(self, buffer: Tensor, rest: object, segments: Sequence[_Segment]) -> None:
+    def __init__(self, buffer: Tensor, rest: object, segments: tuple[_Segment, ...]) -> None:
         self.buffer = buffer
         self.rest = rest
-        self._segments = tuple(segments)
+        self.segments = segments
 
     def __reduce__(self) -> tuple[type[Packed[T]], tuple[object, ...]]:
-        return type(self), (self.buffer, self.rest, self._segments)
+        return type(self), (self.buffer, self.rest, self.segments)
 
     def __repr__(self) -> str:
-        count = sum(len(segment.slots) for segment in self._segments)
+        count = sum(len(segment.slots) for segment in self.segments)
         return f"Packed({count} tensors in {self.buffer.nbytes} bytes on {self.buffer.device})"
 
     def pin_memory(self) -> Packed[T]:
-        """Return it in pinned memory: `devicekit.pin_memory`, for torch's own loader."""
+        """Return it in pinned memory, as `devicekit.pin_memory` does."""
+        # Imported when needed: `pin` and `move` are on the same floor as this module.
         from devicekit.pin import pin_memory
 
-        return pin_memory(self)
+        return Packed(*pin_memory((self.buffer, self.rest)), self.segments)
 
-    def to(self, device: str | torch.device, non_blocking: bool = False) -> Packed[T]:
-        """Return it on `device`: `devicekit.to_device`, for movers that ask for `.to`."""
+    def to(
+        self, device: str | torch.device, non_blocking: bool | Literal["auto"] = "auto"
+    ) -> Packed[T]:
+        """Return it on `device`, as `to_device` does.
+
+        Raises:
+            MoveError: `device` is MPS, and a tensor in the buffer is of a dtype that MPS has not:
+                inside the buffer it cannot be cast.
+        """
         from devicekit.move import to_device
 
-        return to_device(self, device, non_blocking=non_blocking)
-
-
-register(
-    Packed,
-    lambda packed: ((packed.buffer, packed.rest), packed._segments),
-    lambda segments, children: Packed(*children, segments),
-)
+        lacking = {segment.dtype for segment in self.segments} & {torch.float64, torch.complex128}
+        if lacking and torch.device(device).type == "mps":
+            raise MoveError(
+                f"MPS has no {' and no '.join(sorted(map(str, lacking)))}, and packed tensors "
+                "cannot be cast. Fix: to_device(unpack(packed), 'mps')"
+            )
+        moved = to_device((self.buffer, self.rest), device, non_blocking=non_blocking)
+        return Packed(*moved, self.segments)
 
 
 def pack(data: T) -> Packed[T]:
@@ -153,7 +162,7 @@ def pack(data: T) -> Packed[T]:
     for flat, start, size, dtype in parts:
         if size:
             torch.cat(flat, out=buffer[start : start + size].view(dtype))
-    return Packed(buffer, rest, segments)
+    return Packed(buffer, rest, tuple(segments))
 
 
 def unpack(packed: Packed[T]) -> T:
@@ -172,9 +181,9 @@ def unpack(packed: Packed[T]) -> T:
         >>> unpack(pack((torch.ones(2), torch.ones(2, dtype=torch.int64))))
         (tensor([1., 1.]), tensor([1, 1]))
     """
-    count = sum(len(segment.slots) for segment in packed._segments)
+    count = sum(len(segment.slots) for segment in packed.segments)
     leaves: list[Tensor | None] = [None] * count
-    for segment in packed._segments:
+    for segment in packed.segments:
         for slot, leaf in zip(segment.slots, _views(packed.buffer, segment), strict=True):
             leaves[slot] = leaf
 

@@ -119,7 +119,7 @@ class Prefetcher(Generic[T]):
 
     def _plain(self) -> Iterator[T]:
         for batch in self.iterable:
-            yield _opened(to_device(batch, self.device))
+            yield to_device(_opened(batch), self.device)
 
 
 def run_schedule(iterable: Iterable[Any], backend: StreamBackend, depth: int) -> Iterator[Any]:
@@ -187,6 +187,9 @@ class TorchBackend:
         return self._module.current_stream(self.device)
 
     def allocate(self, batch: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
+        if type(batch) is Packed:
+            (buffer, rest), plan = self.allocate((batch.buffer, batch.rest))
+            return Packed(buffer, rest, batch.segments), plan
         pairs: list[tuple[Tensor, Tensor]] = []
 
         def place(tensor: Tensor) -> Tensor:
