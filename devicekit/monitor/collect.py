@@ -1,0 +1,346 @@
+"""Taking a snapshot of the GPUs over NVML."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from devicekit.monitor import visible
+from devicekit.monitor.data import Gpu, OwnMemory, Snapshot
+from devicekit.monitor.nvml import Nvml, Unavailable, session
+from devicekit.monitor.processes import gpu_processes, is_wsl
+from devicekit.monitor.reasons import UNAVAILABLE
+from devicekit.monitor.smi import smi_snapshot
+
+__all__ = ["cuda_version", "number_gpus", "own_memory", "snapshot", "take"]
+
+_DRIVER_MODELS = {0: "WDDM", 1: "TCC", 2: "MCDM"}
+# The capabilities of chips without a memory of their own: Jetson (Nano, TX2, Xavier, Orin, Thor
+# under its old and new number) and GB10.
+_INTEGRATED = {"5.3", "6.2", "7.2", "8.7", "10.1", "11.0", "12.1"}
+_MEMORY_KEYS = ("memory_total_bytes", "memory_used_bytes", "memory_free_bytes")
+
+
+def snapshot() -> Snapshot:
+    """Return the GPUs of this machine, their use and their processes, now.
+
+    It asks NVML through nvidia-ml-py; where that is not installed, nvidia-smi. It never creates a
+    CUDA context, does not initialise CUDA, and imports torch no more than you did. On a machine
+    without GPUs, without a driver or without both tools it returns an empty snapshot with the
+    reason, and raises nothing.
+
+    Example:
+        >>> found = snapshot()
+        >>> found.gpus == () or found.gpus[0].nvml_index == 0
+        True
+        >>> (found.reason is None) == bool(found.gpus)
+        True
+    """
+    try:
+        with session() as nvml:
+            return take(nvml)
+    except Unavailable as problem:
+        if problem.reason in ("no_binding", "wrong_binding"):
+            return smi_snapshot(problem)
+        return empty(problem)
+
+
+def empty(problem: Unavailable) -> Snapshot:
+    """Return the snapshot of a machine that cannot be asked."""
+    code = problem.reason
+    return Snapshot(
+        time_unix_seconds=time.time(),
+        problem=problem.sentence,
+        remedy=problem.remedy,
+        own=own_memory(()),
+        reasons={"source": code, "driver": code, "driver_max_cuda": code, "gpus": code},
+    )
+
+
+def take(nvml: Nvml) -> Snapshot:
+    """Take a snapshot in an open session."""
+    reasons: dict[str, str] = {}
+    driver, reason = nvml.ask("nvmlSystemGetDriverVersion")
+    if reason:
+        reasons["driver"] = reason
+    number, reason = nvml.first(
+        ("nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion")
+    )
+    if reason:
+        reasons["driver_max_cuda"] = reason
+    count, reason = nvml.ask("nvmlDeviceGetCount")
+    gpus = [_gpu(nvml, index, driver) for index in range(count or 0)]
+    problem = remedy = ""
+    if not gpus:
+        reasons["gpus"] = reason if reason in UNAVAILABLE else "nvml_error" if reason else "no_gpu"
+        problem, remedy = UNAVAILABLE[reasons["gpus"]]
+    numbered = number_gpus(gpus, os.environ)
+    return Snapshot(
+        time_unix_seconds=time.time(),
+        source="nvml",
+        driver=driver,
+        driver_max_cuda=None if number is None else cuda_version(number),
+        gpus=numbered,
+        own=own_memory(numbered),
+        problem=problem,
+        remedy=remedy,
+        reasons=reasons,
+    )
+
+
+def cuda_version(number: int) -> str:
+    """Return a CUDA version from the form in which the driver counts.
+
+    Example:
+        >>> cuda_version(12040), cuda_version(9000)
+        ('12.4', '9.0')
+    """
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _gpu(nvml: Nvml, index: int, driver: str | None) -> Gpu:
+    handle, reason = nvml.ask("nvmlDeviceGetHandleByIndex", index)
+    if reason:
+        # One lost GPU must not hide the others: it is a row that says so.
+        return Gpu(nvml_index=index, reasons=_all_missing(reason))
+    reasons: dict[str, str] = {}
+
+    def ask(key: str, *names: str, args: Sequence[object] = ()) -> Any:
+        value, why = nvml.first(names, handle, *args)
+        if why:
+            reasons[key] = why
+        return value
+
+    name = ask("name", "nvmlDeviceGetName")
+    uuid = ask("uuid", "nvmlDeviceGetUUID")
+    bus = ask("pci_bus_id", "nvmlDeviceGetPciInfo")
+    capability = ask("compute_capability", "nvmlDeviceGetCudaComputeCapability")
+    model = ask("driver_model", "nvmlDeviceGetCurrentDriverModel")
+    capability_text = None if capability is None else f"{capability[0]}.{capability[1]}"
+    model_name = _DRIVER_MODELS.get(model)
+    # Only Windows has driver models; that Linux does not support the question is no finding.
+    if reasons.get("driver_model") == "not_supported":
+        reasons["driver_model"] = "not_applicable"
+    memory, memory_reasons, unified = _memory(nvml, handle, capability_text)
+    reasons |= memory_reasons
+    mig = _mig_devices(nvml, handle, index, driver)
+    rates = ask("utilization_percent", "nvmlDeviceGetUtilizationRates")
+    if mig and rates is None:
+        reasons["utilization_percent"] = "mig"
+    processes, why = gpu_processes(
+        nvml,
+        handle,
+        driver=driver,
+        memory_total=memory.get("memory_total_bytes"),
+        no_memory=_no_memory(model_name, bool(mig)),
+        mig_reason="mig" if mig else None,
+    )
+    if mig:
+        # They are listed once, with the MIG device they run on, where their memory is known.
+        seen = {process.pid for part in mig for process in part.processes}
+        processes = tuple(process for process in processes if process.pid not in seen)
+    if why:
+        reasons["processes"] = why
+    found = Gpu(
+        nvml_index=index,
+        uuid=uuid,
+        name=name,
+        pci_bus_id=None if bus is None else _text(bus.busId),
+        compute_capability=capability_text,
+        driver_model=model_name,
+        temperature_celsius=ask("temperature_celsius", "nvmlDeviceGetTemperature", args=(0,)),
+        power_milliwatts=ask("power_milliwatts", "nvmlDeviceGetPowerUsage"),
+        power_limit_milliwatts=ask("power_limit_milliwatts", "nvmlDeviceGetEnforcedPowerLimit"),
+        utilization_percent=None if rates is None else int(rates.gpu),
+        unified_memory=unified,
+        processes=processes,
+        mig_devices=mig,
+        reasons=reasons,
+    )
+    return replace(found, **memory)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _no_memory(model: str | None, mig: bool) -> str:
+    """Return why NVML has no number for the memory of a process."""
+    if model in ("WDDM", "MCDM") or is_wsl():
+        return "wddm"
+    return "mig" if mig else "not_supported"
+
+
+def _all_missing(reason: str) -> dict[str, str]:
+    always = {"nvml_index", "reasons", "unified_memory", "mig_index", "mig_devices"}
+    return {key: reason for key in Gpu.__dataclass_fields__ if key not in always}
+
+
+def _memory(
+    nvml: Nvml, handle: object, capability: str | None
+) -> tuple[dict[str, int], dict[str, str], bool]:
+    """Return the numbers of the memory, the reasons for the missing ones, and if it is unified."""
+    version = getattr(nvml.module, "nvmlMemory_v2", None)
+    reason: str | None = "binding_too_old"
+    info: Any = None
+    if version is not None:
+        # The first version of the struct counts the driver's own memory as used (since 510).
+        info, reason = nvml.ask("nvmlDeviceGetMemoryInfo", handle, version=version)
+    reserved_reason = reason
+    if info is None:
+        info, reason = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
+    if info is None:
+        unified = reason == "not_supported" and capability in _INTEGRATED
+        why = "unified_memory" if unified else str(reason)
+        return {}, dict.fromkeys((*_MEMORY_KEYS, "memory_reserved_bytes"), why), unified
+    numbers = {
+        "memory_total_bytes": int(info.total),
+        "memory_used_bytes": int(info.used),
+        "memory_free_bytes": int(info.free),
+    }
+    if reserved_reason:
+        return numbers, {"memory_reserved_bytes": reserved_reason}, False
+    return {**numbers, "memory_reserved_bytes": int(info.reserved)}, {}, False
+
+
+def _mig_devices(
+    nvml: Nvml, handle: object, index: int, driver: str | None
+) -> tuple[Gpu, ...]:
+    mode, _ = nvml.ask("nvmlDeviceGetMigMode", handle)
+    if not mode or mode[0] != 1:
+        return ()
+    count, _ = nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle)
+    found = []
+    for number in range(count or 0):
+        part, reason = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
+        # The numbers of MIG devices have gaps.
+        if reason:
+            continue
+        name, _ = nvml.ask("nvmlDeviceGetName", part)
+        uuid, _ = nvml.ask("nvmlDeviceGetUUID", part)
+        memory, reasons, _ = _memory(nvml, part, None)
+        processes, why = gpu_processes(
+            nvml,
+            part,
+            driver=driver,
+            memory_total=memory.get("memory_total_bytes"),
+            no_memory="mig",
+            mig_reason="mig",
+        )
+        if why:
+            reasons["processes"] = why
+        for key in _WHOLE_GPU_ONLY:
+            reasons[key] = "mig"
+        device = Gpu(
+            nvml_index=index,
+            mig_index=number,
+            name=name,
+            uuid=uuid,
+            processes=processes,
+            reasons=reasons,
+        )
+        found.append(replace(device, **memory))
+    return tuple(found)
+
+
+# What NVML tells of a GPU but not of its MIG devices.
+_WHOLE_GPU_ONLY = (
+    "pci_bus_id",
+    "compute_capability",
+    "driver_model",
+    "temperature_celsius",
+    "power_milliwatts",
+    "power_limit_milliwatts",
+    "utilization_percent",
+)
+
+
+def number_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Give each GPU and MIG device the index that CUDA has for it."""
+    parts = [part for gpu in gpus for part in gpu.mig_devices]
+    order = _torch_order()
+    if order is None and gpus:
+        order = visible.cuda_order(
+            [(gpu.uuid, gpu.name) for gpu in gpus],
+            [part.uuid for part in parts if part.uuid],
+            environ,
+            visible.ask_driver,
+        )
+
+    def numbered(gpu: Gpu) -> Gpu:
+        if "uuid" in gpu.reasons:
+            return _without_index(gpu, gpu.reasons["uuid"])
+        if order is None:
+            return _without_index(gpu, "cuda_index_unknown")
+        for index, uuid in enumerate(order):
+            if gpu.uuid is not None and visible.same_uuid(uuid, gpu.uuid):
+                return replace(gpu, cuda_index=index)
+        return _without_index(gpu, "mig" if gpu.mig_devices else "masked")
+
+    return tuple(
+        replace(numbered(gpu), mig_devices=tuple(numbered(part) for part in gpu.mig_devices))
+        for gpu in gpus
+    )
+
+
+def _without_index(gpu: Gpu, reason: str) -> Gpu:
+    return replace(gpu, reasons={**gpu.reasons, "cuda_index": reason})
+
+
+def _torch_cuda() -> Any:
+    """Return `torch.cuda` if this process uses CUDA already, else `None`."""
+    # A torch whose import failed half-way may have no `cuda`.
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+def _torch_order() -> list[str] | None:
+    """Return the UUIDs of torch's CUDA devices, if this process uses CUDA already."""
+    cuda = _torch_cuda()
+    if cuda is None:
+        return None
+    found = [
+        getattr(cuda.get_device_properties(index), "uuid", None)
+        for index in range(cuda.device_count())
+    ]
+    return None if None in found else [str(uuid) for uuid in found]
+
+
+def own_memory(gpus: Sequence[Gpu]) -> tuple[OwnMemory, ...]:
+    """Return what this process holds on each CUDA device, without initialising CUDA."""
+    parts = {
+        part.cuda_index: part
+        for gpu in gpus
+        for part in (gpu, *gpu.mig_devices)
+        if part.cuda_index is not None
+    }
+    cuda = _torch_cuda()
+    if cuda is None:
+        code = "cuda_not_initialized" if "torch" in sys.modules else "torch_not_loaded"
+        keys = [key for key in OwnMemory.__dataclass_fields__ if key.endswith("_bytes")]
+        nothing = dict.fromkeys(keys, code)
+        return tuple(OwnMemory(cuda_index=index, reasons=nothing) for index in sorted(parts))
+    return tuple(_own(cuda, index, parts.get(index)) for index in range(cuda.device_count()))
+
+
+def _own(cuda: Any, index: int, gpu: Gpu | None) -> OwnMemory:
+    mine = [process for process in gpu.processes if process.is_this_process] if gpu else []
+    process = mine[0].memory_used_bytes if mine else None
+    reserved = cuda.memory_reserved(index)
+    reasons = {}
+    if process is None:
+        why = mine[0].reasons["memory_used_bytes"] if mine else "not_found"
+        reasons = {"process_bytes": why, "context_bytes": why}
+    return OwnMemory(
+        cuda_index=index,
+        allocated_bytes=cuda.memory_allocated(index),
+        reserved_bytes=reserved,
+        peak_allocated_bytes=cuda.max_memory_allocated(index),
+        process_bytes=process,
+        context_bytes=None if process is None else max(process - reserved, 0),
+        reasons=reasons,
+    )
