@@ -1,0 +1,19 @@
+"""The one walker: what a container is, where its tensors are, and how to put it together again.
+
+Moving, pinning, packing, finding devices and naming paths all go through this package, so that a
+type which one of them knows is known to all of them.
+"""
+
+from devicekit.tree.containers import register, unregister
+from devicekit.tree.describe import describe
+from devicekit.tree.find import find_hidden, find_tensors
+from devicekit.tree.mapping import map_tensors
+
+__all__ = [
+    "describe",
+    "find_hidden",
+    "find_tensors",
+    "map_tensors",
+    "register",
+    "unregister",
+]

@@ -1,0 +1,221 @@
+"""Mapping a function over the tensors of a structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from torch import Tensor
+
+from devicekit.errors import MoveError
+from devicekit.tree.anatomy import Container, Step
+from devicekit.tree.containers import ATOMS, container_of
+from devicekit.tree.describe import describe
+
+__all__ = ["map_tensors"]
+
+T = TypeVar("T")
+
+
+def _at(path: str, x: object) -> str:
+    return f"at {path} ({describe(x)})"
+
+
+def map_tensors(
+    data: T,
+    fn: Callable[[Tensor], Tensor],
+    *,
+    other: Callable[[object], object] | None = None,
+    name: str = "data",
+    note: Callable[[str, object], str] = _at,
+    skip: Callable[[Step, str], bool] | None = None,
+    memo: dict[int, Any] | None = None,
+) -> T:
+    """Rebuild `data` with `fn` applied to each tensor in it.
+
+    No constructor runs and the caller's objects are not changed. A container in which nothing
+    changed is returned itself, at every level. Each tensor is mapped once, however often it is
+    there; two names for one object stay two names for one object; cycles and any depth are fine.
+
+    Args:
+        data: Anything.
+        fn: Gives the new tensor for a tensor, or the same one.
+        other: The same for objects that the walker does not look into: modules, optimizers, objects
+            with a method `to`, any class that is no container. By default they stay as they are.
+        name: The name of `data` in notes on errors.
+        note: From the path and the object at which an error was raised, the note to add to it.
+        skip: Says of a child, from its last step and its path, whether to leave it as it is.
+        memo: Results for objects that were mapped before, by `id`; those of this call are added.
+
+    Raises:
+        Exception: Whatever `fn` and `other` raise, with a note that says where.
+
+    Example:
+        >>> import torch
+        >>> map_tensors({"x": torch.ones(2), "y": [1, "a"]}, lambda t: t * 2)
+        {'x': tensor([2., 2.]), 'y': [1, 'a']}
+    """
+    walk = _Walk(fn, other or _same, name, note, skip, {} if memo is None else memo)
+    return cast(T, walk.run(data))
+
+
+def _same(x: object) -> object:
+    return x
+
+
+class _Node:
+    """A container in the graph of containers. It refers downwards only, so that it dies in time."""
+
+    __slots__ = ("changed", "children", "container", "original", "sources", "twin")
+
+    def __init__(self, original: Any, container: Container) -> None:
+        self.original = original
+        self.container = container
+        self.sources: list[Any] = container.children(original)  # keeps them alive: their ids count
+        self.children: list[Any] = []  # the new ones, as far as done; a _Node for a container
+        self.changed = False
+        self.twin: Any = _UNMADE
+
+
+_UNMADE = object()
+_IN_WORK = object()
+_ROOT = Container(
+    children=lambda x: [x],
+    steps=lambda x: [Step(None, "")],
+    make=lambda x, values: values,
+    fill=lambda x, twin, values: None,
+)
+
+
+class _Walk:
+    """One call of `map_tensors`: discover the graph and map its leaves, then rebuild what changed.
+
+    Rebuilding waits until all is known: in a cycle, a container that looked unchanged when it was
+    left may contain one that changes later.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        other: Callable[[object], object],
+        name: str,
+        note: Callable[[str, object], str],
+        skip: Callable[[Step, str], bool] | None,
+        memo: dict[int, Any],
+    ) -> None:
+        self.fn = fn
+        self.other = other
+        self.name = name
+        self.note = note
+        self.skip = skip
+        self.memo = memo
+        self.nodes: dict[int, _Node] = {}  # by the id of the container
+        self.places: dict[
+            int, list[tuple[_Node, int]]
+        ] = {}  # where it is: in which, as which child
+
+    def run(self, data: object) -> object:
+        root = _Node(data, _ROOT)
+        order = self.discover(root)
+        self.spread_changes(order)
+        for node in order:
+            if node.changed and node is not root:
+                twin = self.make(node)
+                node.container.fill(node.original, twin, self.values(node))
+        for node in self.nodes.values():
+            self.memo[id(node.original)] = node.twin if node.changed else node.original
+        return self.values(root)[0]
+
+    def discover(self, root: _Node) -> list[_Node]:
+        """All containers, each after those in it (except in cycles), with their leaves mapped."""
+        order: list[_Node] = []
+        stack = [root]
+        while stack:
+            found = self.map_children(stack[-1])
+            if found is None:
+                order.append(stack.pop())
+            else:
+                stack.append(found)
+        return order
+
+    def map_children(self, node: _Node) -> _Node | None:
+        """Go on with the children of a container, up to one that is a container itself."""
+        memo = self.memo
+        done = node.children
+        for i in range(len(done), len(node.sources)):
+            child = node.sources[i]
+            cls = type(child)
+            if cls in ATOMS or (self.skip is not None and self.is_skipped(node, i)):
+                done.append(child)
+                continue
+            key = id(child)
+            if key not in memo:
+                if key in self.nodes:
+                    self.places[key].append((node, i))
+                    done.append(self.nodes[key])
+                    continue
+                container = container_of(cls)
+                if container is not None:
+                    new = self.nodes[key] = _Node(child, container)
+                    self.places[key] = [(node, i)]
+                    done.append(new)
+                    return new
+                memo[key] = self.map_leaf(node, i, child)
+            done.append(memo[key])
+            if memo[key] is not child:
+                node.changed = True
+        return None
+
+    def map_leaf(self, node: _Node, i: int, x: object) -> object:
+        try:
+            return self.fn(x) if isinstance(x, Tensor) else self.other(x)
+        except Exception as error:  # raised again at once: only a note is added
+            error.add_note(self.note(self.path(node, i), x))
+            raise
+
+    def path(self, node: _Node, i: int) -> str:
+        """The Python expression for child number `i` of a container."""
+        before, after = "", ""
+        while True:
+            step = node.container.steps(node.original)[i]
+            before, after = before + step.before, step.after + after
+            if node.container is _ROOT:
+                return before + self.name + after
+            node, i = self.places[id(node.original)][0]
+
+    def is_skipped(self, node: _Node, i: int) -> bool:
+        assert self.skip is not None
+        return self.skip(node.container.steps(node.original)[i], self.path(node, i))
+
+    def spread_changes(self, order: list[_Node]) -> None:
+        """A container with a changed child is changed too."""
+        changed = [node for node in order if node.changed]
+        while changed:
+            for user, _ in self.places.get(id(changed.pop().original), ()):
+                if not user.changed:
+                    user.changed = True
+                    changed.append(user)
+
+    def make(self, node: _Node) -> Any:
+        """The twin of a changed container; a mutable one may still have to be filled."""
+        if node.twin is _IN_WORK:
+            raise MoveError(
+                f"{describe(node.original)} at {self.path(*self.places[id(node.original)][0])} "
+                "contains itself and cannot be made before its contents are"
+            )
+        if node.twin is _UNMADE:
+            node.twin = _IN_WORK
+            values = self.values(node) if node.container.immutable else []
+            node.twin = node.container.make(node.original, values)
+        return node.twin
+
+    def values(self, node: _Node) -> list[Any]:
+        """The new children of a container."""
+        return [
+            child
+            if type(child) is not _Node
+            else self.make(child)
+            if child.changed
+            else child.original
+            for child in node.children
+        ]
