@@ -1,0 +1,102 @@
+"""What the errors of worker processes mean, and what to do about them.
+
+The texts are those of torch, CUDA and the operating system; the numbers beside them are measured
+when the error occurs.
+"""
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from devicekit.errors import DeviceError, PinMemoryError
+
+__all__ = ["device_fault", "explained"]
+
+# What a worker, or the process that receives its tensors, says when accelerator tensors are
+# used in a forked process or sent between processes. Sources: pytorch#40403 (fork), #36037 and
+# #13117 (801, Windows and Jetson), #149187 (producer), #151549 (XPU).
+_DEVICE_FAULT = re.compile(
+    r"Cannot re-initialize \w+ in forked subprocess"
+    r"|\berror \(801\)"
+    r"|(?:CUDA|HIP|XPU) error: (?:initialization error|operation not supported"
+    r"|invalid device pointer|invalid resource handle)"
+    r"|runtime error \(\d+\) ?: ?(?:initialization error|operation not supported"
+    r"|invalid device pointer|invalid resource handle)"
+    r"|Producer process has been terminated"
+    r"|_share_\w+: only available on CPU"
+)
+_SHARED_MEMORY = re.compile(
+    r"Bus error|out of shared memory|shared memory\(shm\)|No space left on device"
+    r"|unable to (?:open|resize|mmap|write to|allocate) (?:shared memory|file|\d+ bytes)"
+)
+_DESCRIPTORS = re.compile(r"Too many open files|received 0 items of ancdata")
+_PIN_THREAD = "Pin memory thread exited unexpectedly"
+
+
+def device_fault(error: BaseException) -> str:
+    """What CUDA says in `error` about its tensors in, or from, another process; else empty."""
+    found = _DEVICE_FAULT.search(str(error)) if isinstance(error, RuntimeError) else None
+    return found.group() if found else ""
+
+
+def explained(error: Exception) -> DeviceError | None:
+    """The error to raise from `error` when the system was too small for the workers, else None."""
+    text = str(error)
+    if not isinstance(error, RuntimeError | OSError):
+        return None
+    if _DESCRIPTORS.search(text):
+        return DeviceError(_frame(text, _FEWER_DESCRIPTORS))
+    if _SHARED_MEMORY.search(text):
+        return DeviceError(_frame(text, _MORE_SHARED_MEMORY))
+    if _PIN_THREAD in text:
+        return PinMemoryError(_frame(text, _PIN_THREAD_DIED))
+    return None
+
+
+_MORE_SHARED_MEMORY = (
+    "give the process more shared memory (`docker run --shm-size=8g` or `--ipc=host`), or need"
+    " less of it: fewer `num_workers`, a smaller `prefetch_factor` or batch"
+)
+_FEWER_DESCRIPTORS = (
+    "raise the limit (`ulimit -n 65536`), or need fewer descriptors: `pack=True` sends one per"
+    ' batch, `torch.multiprocessing.set_sharing_strategy("file_system")` keeps none open'
+)
+_PIN_THREAD_DIED = (
+    "the thread's own error is on stderr, above; raise the limit that is exhausted below, or load"
+    " with `pin_memory=False`"
+)
+
+
+def _frame(text: str, remedy: str) -> str:
+    return f"{text}\n\n  found: {_measured()}\n  fix: {remedy}"
+
+
+def _measured() -> str:
+    """The limits that worker processes run into, as they are now."""
+    parts = []
+    with suppress(OSError, AttributeError):  # no /dev/shm, or no statvfs: not on this system
+        shm = os.statvfs("/dev/shm")
+        total, free = shm.f_frsize * shm.f_blocks, shm.f_frsize * shm.f_bavail
+        parts.append(f"/dev/shm {_size(total)}, of which {_size(free)} free")
+    with suppress(ImportError, OSError):  # the module `resource` exists on POSIX only
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        opened = sum(1 for _ in Path("/proc/self/fd").iterdir())
+        parts.append(f"RLIMIT_NOFILE {soft} (hard {hard}), {opened} open in this process")
+        locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        unlimited = locked == resource.RLIM_INFINITY
+        parts.append(f"RLIMIT_MEMLOCK {'unlimited' if unlimited else _size(locked)}")
+    parts.append(f"sharing strategy {torch.multiprocessing.get_sharing_strategy()!r}")
+    return "; ".join(parts)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

@@ -1,0 +1,86 @@
+"""What a loader says about accelerator tensors in its worker processes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from devicekit.errors import WorkerDeviceError
+from devicekit.loader.faults import device_fault
+from devicekit.loader.workers import Found, found_in_samples
+
+if TYPE_CHECKING:
+    from devicekit.loader.epoch import Indices, Startable
+
+__all__ = ["warn_of_adapting", "worker_device_error"]
+
+_CUDA_SAYS = (
+    "'Cannot re-initialize CUDA in forked subprocess', 'error (801)' or "
+    "'Producer process has been terminated'"
+)
+
+
+def worker_device_error(
+    loader: Startable, reason: Found | Exception, indices: Indices | None
+) -> WorkerDeviceError:
+    """The error for accelerator tensors in a worker.
+
+    Args:
+        loader: Whose workers.
+        reason: What was found, or the error that it caused.
+        indices: Those that have not come back as a batch.
+    """
+    if isinstance(reason, Exception) or reason.position is None:
+        words = repr(device_fault(reason)) if isinstance(reason, Exception) else _CUDA_SAYS
+        reason = _probe(loader, indices) or reason
+    else:
+        words = _CUDA_SAYS
+    return WorkerDeviceError(
+        f"{_description(loader, reason, indices)}: tensors on an accelerator can neither be used "
+        f"in the worker processes of a DataLoader (`num_workers` is {loader.num_workers}) nor be "
+        f"sent from them; CUDA says {words}\n"
+        "  fix: keep the tensors of the dataset on the CPU, the loader moves the batches to the "
+        'device; or load in the main process (`num_workers=0`, or `on_device_data="adapt"`)'
+    )
+
+
+def warn_of_adapting(loader: Startable, reason: Found | Exception, indices: Indices | None) -> None:
+    """Say why the workers are not used."""
+    warnings.warn(
+        f"{_description(loader, reason, indices)}: tensors on an accelerator can neither be used "
+        "in the worker processes of a DataLoader nor be sent from them, so it loads in the main "
+        f"process, without the {loader.num_workers} workers. Fix: keep the tensors of the dataset "
+        "on the CPU, the loader moves the batches to the device",
+        stacklevel=2,
+    )
+
+
+def _description(loader: Startable, reason: Found | Exception, indices: Indices | None) -> str:
+    dataset = type(loader.dataset).__name__
+    waiting = indices.waiting[0] if indices is not None and indices.waiting else None
+    if isinstance(reason, Exception):
+        place = "" if waiting is None else f"[{_listed(waiting)[0]!r}], or a sample beside it,"
+        return f"{dataset}{place} failed in a worker process: {device_fault(reason)}"
+    if reason.position is None:
+        return f"{dataset}: `{reason.path}` is on {reason.device}"
+    if waiting is None:
+        where = f"`sample{reason.path}`, in sample {reason.position} of a batch,"
+        return f"{dataset}: {where} is on {reason.device}"
+    index = _listed(waiting)[reason.position]
+    return f"`{dataset}[{index!r}]{reason.path}` is on {reason.device}"
+
+
+def _listed(batch: Any) -> Any:
+    return batch if isinstance(batch, list | tuple) else [batch]
+
+
+def _probe(loader: Startable, indices: Indices | None) -> Found | None:
+    """Load samples in this process to find the one at fault: only when an error is on its way."""
+    if indices is None:
+        return None
+    try:
+        if not indices.waiting:
+            next(iter(indices))
+        return found_in_samples([loader.dataset[index] for index in _listed(indices.waiting[0])])
+    except Exception:  # whatever the dataset raises here: the error says what is known without it
+        return None

@@ -1,0 +1,230 @@
+"""What runs in the worker processes of a loader."""
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from multiprocessing.queues import Queue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from devicekit.packing import LARGE, pack
+from devicekit.pin import pin_where_possible
+from devicekit.tree import find_tensors, map_tensors
+
+__all__ = [
+    "Collate",
+    "Found",
+    "Parcel",
+    "Undelivered",
+    "found_in_samples",
+    "held_on_accelerator",
+    "with_safe_queues",
+]
+
+# How many small tensors make packing worth its own cost: in a worker each tensor that is not packed
+# costs a file descriptor and 0.3 ms (benchmarks/loading.py); in the main process, a copy.
+_WORTH_PACKING = {"worker": 2, "main": 16}
+
+# How much of a dataset's attributes is looked at: an index of a million files is not walked.
+_DEPTH, _WIDTH = 3, 32
+
+
+@dataclass(frozen=True)
+class Found:
+    """A tensor on an accelerator in a place where it must not be.
+
+    Attributes:
+        path: Where: the rest of a Python expression, such as "['image']".
+        device: On which device.
+        position: Which sample of the batch; None if `collate_fn` made it, or if not known.
+    """
+
+    path: str
+    device: str
+    position: int | None = None
+
+
+class Parcel:
+    """A batch on its way to torch's pinning thread, which asks it to pin itself.
+
+    torch's own walk leaves dataclasses and other containers unpinned, and fails on tensors that
+    cannot be pinned.
+    """
+
+    __slots__ = ("batch",)
+
+    def __init__(self, batch: object) -> None:
+        self.batch = batch
+
+    def pin_memory(self) -> "Parcel":
+        return Parcel(pin_where_possible(self.batch))
+
+    def __reduce__(self) -> tuple[type["Parcel"], tuple[object]]:
+        return Parcel, (self.batch,)
+
+
+@dataclass(frozen=True)
+class Undelivered:
+    """Stands for a batch that could not be sent to the main process: the reason."""
+
+    error: Exception
+
+
+class Collate:
+    """Runs in the place of a loader's `collate_fn`: looks for accelerator tensors, packs.
+
+    Args:
+        collate_fn: The loader's.
+        where: "worker" or "main".
+        pack: As the loader's argument.
+        pin: Whether to pin the batch; in a worker, to have torch's pinning thread do it.
+        look: In the main process, whether to note where the first accelerator tensor is.
+
+    Attributes:
+        seen: That tensor.
+    """
+
+    def __init__(
+        self,
+        collate_fn: Callable[[Any], Any],
+        where: str,
+        *,
+        pack: bool | str,
+        pin: bool = False,
+        look: bool = False,
+    ) -> None:
+        self.collate_fn = collate_fn
+        self.where = where
+        self.pack = pack
+        self.pin = pin
+        self.look = look
+        self.seen: Found | None = None
+
+    def __call__(self, samples: Any) -> Any:
+        if self.where == "main":
+            return self._in_main_process(samples)
+        try:
+            batch = self.collate_fn(samples)
+        except Exception:
+            # torch's own collate has many words for accelerator tensors in a worker.
+            found = found_in_samples(samples)
+            if found is None:
+                raise
+            return found
+        tensors = _tensors(batch)
+        if any(map(on_accelerator, tensors)):
+            return found_in_samples(samples) or _found_in(batch, "batch")
+        if self._is_worth_packing(tensors):
+            batch = pack(batch)
+        return Parcel(batch) if self.pin else batch
+
+    def _in_main_process(self, samples: Any) -> Any:
+        if self.look and self.seen is None:
+            self.look, self.seen = False, found_in_samples(samples)
+        batch = self.collate_fn(samples)
+        if self.pack and self._is_worth_packing(_tensors(batch)):
+            batch = pack(batch)
+        return pin_where_possible(batch) if self.pin else batch
+
+    def _is_worth_packing(self, tensors: list[Tensor]) -> bool:
+        if self.pack != "auto":
+            return bool(self.pack)
+        small = sum(1 for tensor in tensors if tensor.is_cpu and tensor.nbytes < LARGE)
+        return small >= _WORTH_PACKING[self.where]
+
+
+def _tensors(batch: object) -> list[Tensor]:
+    tensors: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    map_tensors(batch, note)
+    return tensors
+
+
+def on_accelerator(tensor: Tensor) -> bool:
+    """Whether `tensor` has memory that another process cannot simply use."""
+    return not tensor.is_cpu and not tensor.is_meta
+
+
+def _found_in(data: object, name: str, position: int | None = None) -> Found | None:
+    for path, tensor in find_tensors(data, name=name):
+        if on_accelerator(tensor):
+            return Found(path, str(tensor.device), position)
+    return None
+
+
+def found_in_samples(samples: object) -> Found | None:
+    """The first accelerator tensor in the samples of a batch, or in the one that is the batch."""
+    if not isinstance(samples, list):
+        return _found_in(samples, "", 0)
+    found = (_found_in(sample, "", position) for position, sample in enumerate(samples))
+    return next((each for each in found if each is not None), None)
+
+
+def held_on_accelerator(dataset: object) -> Found | None:
+    """The first accelerator tensor among the attributes of `dataset`, as far as a glance shows.
+
+    No sample is loaded for it: that would move random state on, count the sample twice in datasets
+    that count, and open files before the workers are forked.
+    """
+    for path, tensor in _held(dataset, "dataset", _DEPTH):
+        if on_accelerator(tensor):
+            return Found(path, str(tensor.device))
+    return None
+
+
+def _held(value: object, path: str, depth: int) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield path, value
+        return
+    if depth < 0:
+        return
+    if isinstance(value, dict):
+        children = [(f"{path}[{key!r}]", child) for key, child in _first(value.items())]
+    elif isinstance(value, list | tuple):
+        children = [(f"{path}[{index}]", child) for index, child in enumerate(_first(value))]
+    elif isinstance(value, torch.utils.data.Dataset) or path == "dataset":
+        attributes = getattr(value, "__dict__", {})
+        children = [(f"{path}.{name}", child) for name, child in _first(attributes.items())]
+    else:
+        return
+    for child_path, child in children:
+        yield from _held(child, child_path, depth - 1)
+
+
+def _first(items: Any) -> list[Any]:
+    return [item for item, _ in zip(items, range(_WIDTH), strict=False)]
+
+
+class _SafeQueue(Queue):  # type: ignore[type-arg]
+    """A queue whose reader learns of what could not be sent, in the place of it.
+
+    The standard queue pickles in a thread of its own, prints an error and forgets the object;
+    a loader that waits for it then waits for ever.
+    """
+
+    def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:
+        try:
+            pickle.dumps(error)
+        except Exception:  # whatever its __reduce__ raises: send its text instead
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+        self.put((item[0], Undelivered(error)))
+
+
+def with_safe_queues(context: BaseContext) -> BaseContext:
+    """`context` as it is, except that what cannot be sent arrives as `Undelivered`."""
+    context = context.get_context()
+    if type(context).__module__ != "multiprocessing.context":
+        return context  # somebody's own kind of processes
+
+    class Context(type(context)):  # type: ignore[misc]
+        def Queue(self, maxsize: int = 0) -> Any:
+            return _SafeQueue(maxsize, ctx=self.get_context())
+
+    return Context()
