@@ -3,9 +3,10 @@
 Each function here says what it stands for and has a test that fails when torch changes it.
 """
 
+import copy
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import _lru_cache_wrapper, cache
 from types import FunctionType, ModuleType
 from typing import Any, cast
@@ -15,14 +16,20 @@ import torch
 __all__ = [
     "cuda_arch_list",
     "current_index",
-    "environment_getter",
     "is_disguised_as_cuda",
     "is_replaced",
+    "loader_is_healthy",
     "ordinals_of_uuids",
     "private_backend",
+    "restarted_loader",
     "shared_memory",
+    "started_loader",
+    "stop_loader",
+    "surroundings_cover",
+    "surroundings_getter",
     "torch_knows",
     "visible_devices",
+    "when_cuda_starts",
 ]
 
 
@@ -50,12 +57,12 @@ def cuda_arch_list() -> tuple[str, ...]:
 
 def visible_devices() -> list[int] | list[str]:
     """`CUDA_VISIBLE_DEVICES` as torch reads it: ordinals, or (prefixes of) UUIDs."""
-    return cast("list[int] | list[str]", torch.cuda._parse_visible_devices())  # type: ignore[attr-defined]
+    return torch.cuda._parse_visible_devices()
 
 
 def ordinals_of_uuids(masks: list[str], uuids: list[str]) -> list[int]:
     """The positions in `uuids` that the UUIDs or unambiguous prefixes in `masks` select."""
-    return cast("list[int]", torch.cuda._transform_uuid_to_ordinals(masks, uuids))  # type: ignore[attr-defined]
+    return torch.cuda._transform_uuid_to_ordinals(masks, uuids)
 
 
 def is_replaced(function: object, module: ModuleType) -> bool:
@@ -72,6 +79,14 @@ def is_disguised_as_cuda(backend: str) -> bool:
     if not is_replaced(torch.cuda.is_available, torch.cuda):
         return False
     return torch.cuda.is_available is getattr(getattr(torch, backend, None), "is_available", None)
+
+
+def when_cuda_starts(function: Callable[[], object]) -> None:
+    """Call `function` when CUDA is initialised; at once if it is already.
+
+    torch has this for its own settings, which it keeps until there is a CUDA to apply them to.
+    """
+    torch.cuda._lazy_call(function)  # type: ignore[no-untyped-call]
 
 
 def current_index(type: str) -> int:
@@ -106,19 +121,63 @@ _environ = os.environ
 _raw: dict[Any, Any] | None = getattr(os.environ, "_data", None)
 
 
-def environment_getter(names: tuple[str, ...]) -> Callable[[], tuple[object, ...]]:
-    """A quick function that reads these variables; its values are only good for comparing."""
-    if _raw is None:
-        return lambda: tuple(os.environ.get(name) for name in names)
-    get = _raw.get
-    keys = tuple(os.environ.encodekey(name) for name in names)  # type: ignore[attr-defined]
+def surroundings_getter(variables: tuple[str, ...]) -> Callable[[], tuple[object, ...]]:
+    """A quick function that returns all that can change which device is chosen, for comparing.
 
-    def read() -> tuple[object, ...]:
-        if os.environ is not _environ:  # somebody put another mapping in its place
-            return tuple(os.environ.get(name) for name in names)
-        return tuple(map(get, keys))
+    It reads the environment variables, the current CUDA device, the state of a registered backend,
+    and which functions answer for torch: tests and simulations put others in their place.
+    """
+    keys = tuple(os.environ.encodekey(name) for name in variables) if _raw is not None else ()
+    get = _raw.get if _raw is not None else None
+    cuda, mps, names = torch.cuda, torch.backends.mps, vars(torch)
+    initialized: Callable[[], bool] = cuda.is_initialized
+    private_name = torch._C._get_privateuse1_backend_name
 
-    return read
+    def surroundings() -> tuple[object, ...]:
+        if get is not None and os.environ is _environ:
+            values = tuple(map(get, keys))
+        else:  # another system, or somebody put another mapping in its place
+            values = tuple(map(os.environ.get, variables))
+        backend = private_name()
+        return (
+            values,
+            cuda.is_available,
+            cuda.device_count,
+            mps.is_available,
+            "hpu" in names,  # an extension that needs no registration
+            cuda.current_device() if initialized() else None,
+            backend if backend == "privateuseone" else _state(backend),
+        )
+
+    return surroundings
+
+
+def _state(backend: str) -> tuple[object, ...]:
+    module = getattr(torch, backend, None)
+    try:
+        if module is None or not module.is_available():
+            return (backend,)
+        return (backend, module.device_count(), module.current_device())
+    # Whatever a backend raises here, the probe raises it again and turns it into a reason.
+    except Exception:
+        return (backend,)
+
+
+def surroundings_cover(type: str) -> bool:
+    """Whether the surroundings hold all that the choice of a device of this type rests on.
+
+    Not so for mocks, which may change their mind, and for backends whose current device is not
+    among the surroundings.
+    """
+    if type not in ("cpu", "meta", "cuda", "mps", private_backend()):
+        return False
+    cuda, mps = torch.cuda, torch.backends.mps
+    replaced = (
+        is_replaced(cuda.is_available, cuda)
+        or is_replaced(cuda.device_count, cuda)
+        or is_replaced(mps.is_available, mps)
+    )
+    return not replaced
 
 
 def shared_memory(nbytes: int) -> torch.Tensor:
@@ -129,3 +188,46 @@ def shared_memory(nbytes: int) -> torch.Tensor:
     """
     storage = torch.UntypedStorage._new_shared(nbytes, device="cpu")
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)  # type: ignore[call-overload]
+
+
+def started_loader(
+    loader: torch.utils.data.DataLoader[Any], changes: Mapping[str, Any]
+) -> Iterator[Any]:
+    """Torch's own iterator over `loader`, made with other values of some of its attributes.
+
+    The iterator reads its settings from the loader while it is made. The loader is left as it is:
+    who inspects it, or makes another one from it, sees what its caller asked for.
+    """
+    view = copy.copy(loader)
+    vars(view).update({name: value for name, value in changes.items() if name != _CONTEXT})
+    view.check_worker_number_rationality = lambda: None  # it has warned when `loader` was made
+    if _CONTEXT in changes:
+        view.multiprocessing_context = changes[_CONTEXT]  # a property
+    iterator = torch.utils.data.DataLoader._get_iterator(view)
+    if view.persistent_workers:
+        loader._iterator = iterator
+    return iterator
+
+
+_CONTEXT = "multiprocessing_context"
+
+
+def restarted_loader(loader: torch.utils.data.DataLoader[Any]) -> Iterator[Any]:
+    """The iterator of a loader that keeps its workers, at the beginning of another epoch."""
+    iterator: Any = loader._iterator
+    iterator._reset(loader)
+    return cast("Iterator[Any]", iterator)
+
+
+def stop_loader(iterator: object) -> None:
+    """Stop the workers and the pinning thread of torch's iterator, if it has any."""
+    stop = getattr(iterator, "_shutdown_workers", None)
+    if stop is not None:
+        stop()
+
+
+def loader_is_healthy(iterator: object) -> bool:
+    """Whether the workers and the pinning thread of torch's iterator are alive, if it has any."""
+    workers = getattr(iterator, "_workers", ())
+    thread = getattr(iterator, "_pin_memory_thread", None)
+    return all(worker.is_alive() for worker in workers) and (thread is None or thread.is_alive())
