@@ -17,7 +17,7 @@ from devicekit import compat
 from devicekit.errors import MoveError
 from devicekit.tree import map_tensors
 
-__all__ = ["LARGE", "Packed", "pack", "unpack"]
+__all__ = ["LARGE", "Packed", "pack", "pays", "unpack"]
 
 T = TypeVar("T")
 
@@ -85,7 +85,8 @@ class Packed(Generic[T]):
         # Imported when needed: `pin` and `move` are on the same floor as this module.
         from devicekit.pin import pin_memory
 
-        return Packed(*pin_memory((self.buffer, self.rest)), self.segments)
+        buffer, rest = pin_memory((self.buffer, self.rest))
+        return Packed(buffer, rest, self.segments)
 
     def to(
         self, device: str | torch.device, non_blocking: bool | Literal["auto"] = "auto"
@@ -105,7 +106,7 @@ class Packed(Generic[T]):
                 "cannot be cast. Fix: to_device(unpack(packed), 'mps')"
             )
         moved = to_device((self.buffer, self.rest), device, non_blocking=non_blocking)
-        return Packed(*moved, self.segments)
+        return Packed(moved[0], moved[1], self.segments)
 
 
 def pack(data: T) -> Packed[T]:
@@ -191,6 +192,17 @@ def unpack(packed: Packed[T]) -> T:
         return leaves[value.index] if type(value) is _Slot else value
 
     return cast(T, map_tensors(packed.rest, lambda tensor: tensor, other=fill))
+
+
+def pays(count: int, nbytes: int) -> bool:
+    """Whether `count` small tensors of together `nbytes` reach an accelerator sooner when packed.
+
+    Derived, not measured on a GPU. One by one, each costs a call of the driver of 3.5 us (H100,
+    https://github.com/meta-pytorch/torchcomms/issues/2195) and one of torch of 1 to 3 us; packing
+    and unpacking cost about 2 us each, a few microseconds once, and a copy on the host, at about
+    10 GB/s. So it gains some 3 us per tensor less 1 us per 10 KB.
+    """
+    return count >= 8 and nbytes <= count * 32 * 1024
 
 
 def _is_packable(tensor: Tensor) -> bool:

@@ -166,7 +166,7 @@ def _pin_tensor(tensor: Tensor) -> Tensor:
         return pinned.requires_grad_() if tensor.requires_grad else pinned
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(pinned, requires_grad=tensor.requires_grad)
-    result = pinned.as_subclass(type(tensor))  # type: ignore[arg-type]
+    result = pinned.as_subclass(type(tensor))
     result.__dict__.update(tensor.__dict__)
     return result
 

@@ -8,9 +8,8 @@ import types
 from collections.abc import Callable, Iterator
 
 import pytest
-import torch
 
-from devicekit import pack, prefetch, prefetch_to_device
+from devicekit import prefetch
 from devicekit.prefetch import run_schedule
 from tests.virtual_time import Loader, Machine, go_on, train
 

@@ -230,7 +230,9 @@ def train(
         machine.now += host
         content = batch.block.content
         seen.append(content)
-        if drop_early:  # `x = x.float() / 255`: the batch is dropped when its first kernel is queued
+        if (
+            drop_early
+        ):  # `x = x.float() / 255`: the batch is dropped when its first kernel is queued
             machine.kernel(machine.main, batch.block, f"cast {content}", compute / 10)
             del batch
             scratch = DeviceBatch(machine, machine.main)

@@ -1,0 +1,288 @@
+"""pack and unpack: any structure, one buffer, independent tensors."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import OrderedDict, defaultdict, deque, namedtuple
+from dataclasses import dataclass, field
+from types import MappingProxyType, SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
+
+from devicekit import find_tensors, pack, unpack
+from devicekit.errors import MoveError
+from devicekit.packing import LARGE, Packed, pays
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclass
+class Sample:
+    image: Tensor
+    label: int
+    extra: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    x: Tensor
+
+
+def number(i: float) -> Tensor:
+    return torch.tensor([i, i + 0.5])
+
+
+STRUCTURES = {
+    "tensor": lambda: number(1),
+    "list": lambda: [number(1), number(2), "a", None],
+    "tuple": lambda: (number(1), 7),
+    "dict": lambda: {"x": number(1), 3: {"y": number(2)}},
+    "namedtuple": lambda: Pair(number(1), [number(2)]),
+    "OrderedDict": lambda: OrderedDict(b=number(1), a=number(2)),
+    "defaultdict": lambda: defaultdict(list, a=number(1)),
+    "deque": lambda: deque([number(1), number(2)], maxlen=4),
+    "dataclass": lambda: Sample(number(1), 3, {"m": number(2)}),
+    "frozen slots": lambda: Frozen(number(1)),
+    "namespace": lambda: SimpleNamespace(x=number(1)),
+    "set": lambda: {number(1)},
+    "proxy": lambda: MappingProxyType({"x": number(1)}),
+    "packed sequence": lambda: pack_sequence([number(1), torch.ones(1)]),
+    "empty": dict,
+    "no tensor": lambda: [1, "a"],
+}
+
+
+def assert_equal(found: object, expected: object) -> None:
+    ours, theirs = list(find_tensors(found)), list(find_tensors(expected))
+    assert [path for path, _ in ours] == [path for path, _ in theirs]
+    for (path, a), (_, b) in zip(ours, theirs, strict=True):
+        assert type(a) is type(b), path
+        assert a.dtype == b.dtype, path
+        assert a.shape == b.shape, path
+        assert torch.equal(a, b.to(a.device)), path
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_every_structure_comes_back(name):
+    data = STRUCTURES[name]()
+    packed = pack(data)
+    result = unpack(packed)
+    assert type(result) is type(data)
+    assert_equal(result, data)
+    if name == "deque":
+        assert result.maxlen == 4
+    if name == "defaultdict":
+        assert result.default_factory is list
+
+
+def test_small_tensors_are_one_buffer():
+    data = [torch.ones(3), torch.ones(2, dtype=torch.int64), torch.ones(5)]
+    packed = pack(data)
+    assert list(find_tensors(packed, name="p")) == [("p.buffer", packed.buffer)]
+    assert packed.buffer.dtype == torch.uint8
+    assert packed.buffer.nbytes == 64 + 16  # float32: 32 bytes, padded; int64: 16
+
+
+DTYPES = sorted(
+    {each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+    - {each for each in vars(torch).values() if str(each).startswith(("torch.q", "torch.bits"))},
+    key=str,
+)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype(dtype):
+    raw = torch.arange(32, dtype=torch.uint8)
+    if dtype == torch.bool:
+        raw = raw % 2
+    tensors = [raw[:16].view(dtype), raw.view(dtype)]
+    result = unpack(pack([torch.ones(1), *tensors]))
+    for found, expected in zip(result[1:], tensors, strict=True):
+        assert found.dtype == dtype
+        assert found.shape == expected.shape
+        assert found.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()
+
+
+def test_mixed_dtypes_stay_aligned():
+    data = [torch.ones(n, dtype=d) for n in (1, 3) for d in (torch.int8, torch.float64, torch.bool)]
+    result = unpack(pack(data))
+    assert_equal(result, data)
+    assert all(each.data_ptr() % each.element_size() == 0 for each in result)
+
+
+def test_empty_and_scalar_tensors():
+    data = [torch.zeros(0), torch.zeros(2, 0, 3), torch.tensor(5), torch.zeros(0, dtype=torch.bool)]
+    assert_equal(unpack(pack(data)), data)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12.0).view(3, 4).t(),
+        torch.arange(48.0).view(2, 2, 3, 4).to(memory_format=torch.channels_last),
+        torch.arange(12.0).view(3, 4)[:, ::2],
+        torch.arange(3.0).expand(4, 3),
+        torch.arange(12.0)[3:9],
+    ],
+    ids=["transposed", "channels_last", "step", "expanded", "slice"],
+)
+def test_layout_is_kept_as_tensor_to_keeps_it(tensor):
+    result = unpack(pack([tensor, torch.ones(2)]))[0]
+    assert torch.equal(result, tensor)
+    assert result.stride() == tensor.clone().stride()
+
+
+def test_conjugate_and_negative_views():
+    z = torch.randn(3, dtype=torch.complex64)
+    data = [z.conj(), z.conj().imag, torch.ones(1)]
+    assert_equal(unpack(pack(data)), data)
+
+
+def test_aliases_stay_one():
+    x = torch.ones(2)
+    result = unpack(pickle.loads(pickle.dumps(pack({"a": x, "b": [x]}))))
+    assert result["a"] is result["b"][0]
+
+
+def test_input_is_unchanged_and_not_shared():
+    x = torch.ones(2)
+    data = [x]
+    unpack(pack(data))[0].zero_()
+    assert data[0] is x
+    assert x.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("shapes", [[(2,), (2,)], [(2,), (3,)]], ids=["equal", "mixed"])
+def test_version_counters_are_independent(shapes):
+    """Views of one tensor would fail here with "modified by an inplace operation"."""
+    x, y = unpack(pack([torch.ones(shape) for shape in shapes]))
+    w = torch.ones(2, requires_grad=True)
+    loss = (w * x).sum()
+    before = x._version
+    y.sub_(1)
+    assert x._version == before
+    loss.backward()
+    assert w.grad.tolist() == [1, 1]
+    assert not x._is_view()
+
+
+def test_storage_is_the_whole_buffer():
+    x, _ = unpack(pack([torch.ones(2), torch.ones(1000)]))
+    assert x.untyped_storage().nbytes() >= 4008
+    file = io.BytesIO()
+    torch.save(x, file)
+    assert len(file.getvalue()) > 4000
+    file = io.BytesIO()
+    torch.save(x.clone(), file)
+    assert len(file.getvalue()) < 3000
+
+
+def test_large_tensors_are_passed_on():
+    large = torch.zeros(LARGE, dtype=torch.uint8)
+    packed = pack([large, torch.ones(2)])
+    assert packed.buffer.nbytes == 8
+    assert unpack(packed)[0] is large
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+def test_what_cannot_be_packed_is_passed_on():
+    class Tagged(Tensor):
+        pass
+
+    w = torch.ones(2, requires_grad=True)
+    odd = {
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "requires grad": w,
+        "history": w * 2,
+        "sparse": torch.eye(2).to_sparse(),
+        "csr": torch.eye(2).to_sparse_csr(),
+        "nested": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged),
+        "meta": torch.ones(2, device="meta"),
+        "subclass": torch.ones(2).as_subclass(Tagged),
+        "module": torch.nn.Linear(1, 1),
+    }
+    result = unpack(pack({**odd, "plain": torch.ones(2)}))
+    assert all(result[name] is value for name, value in odd.items())
+
+
+def test_packed_in_packed_stays_itself():
+    inner = pack([torch.zeros(2), torch.ones(2)])
+    result = unpack(pack([torch.full((3,), 5.0), inner]))
+    assert result[0].tolist() == [5, 5, 5]
+    assert [each.tolist() for each in unpack(result[1])] == [[0, 0], [1, 1]]
+
+
+def test_pickle_holds_one_tensor():
+    data = [torch.ones(4) for _ in range(100)]
+    text = pickle.dumps(pack(data))
+    assert text.count(b"_rebuild_tensor") == 1
+    assert_equal(unpack(pickle.loads(text)), data)
+
+
+def test_moves_with_its_structure():
+    data = {"x": torch.ones(2), "large": torch.zeros(LARGE, dtype=torch.uint8)}
+    moved = pack(data).to("meta")
+    assert isinstance(moved, Packed)
+    result = unpack(moved)
+    assert {each.device.type for each in result.values()} == {"meta"}
+    assert result["x"].shape == (2,)
+
+
+def test_no_float64_on_mps():
+    with pytest.raises(MoveError, match=r"MPS has no torch.float64.*to_device\(unpack\(packed\)"):
+        pack([torch.ones(2, dtype=torch.float64)]).to("mps")
+
+
+def test_when_packing_pays():
+    assert pays(1000, 1000 * 16)
+    assert not pays(2, 32)
+    assert not pays(100, 100 * LARGE)
+
+
+leaves = st.one_of(
+    st.none(),
+    st.integers(),
+    st.text(max_size=2),
+    st.builds(
+        lambda shape, dtype, flip: (
+            torch.arange(7).repeat(20)[: torch.Size(shape).numel()].view(shape).to(dtype).mT
+            if flip and len(shape) > 1
+            else torch.arange(7).repeat(20)[: torch.Size(shape).numel()].view(shape).to(dtype)
+        ),
+        st.lists(st.integers(0, 4), max_size=3),
+        st.sampled_from([torch.float32, torch.int64, torch.bool, torch.float16, torch.complex64]),
+        st.booleans(),
+    ),
+)
+structures = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.tuples(inner, inner),
+        st.dictionaries(st.text(max_size=2), inner, max_size=4),
+        st.builds(Pair, inner, inner),
+        st.builds(lambda x: [x, x], inner),
+        st.builds(Frozen, inner),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(structures)
+def test_any_structure_comes_back_through_a_pickle(data):
+    result = unpack(pickle.loads(pickle.dumps(pack(data))))
+    assert_equal(result, data)
+
+    def pattern(x):
+        ids: dict[int, int] = {}
+        return [ids.setdefault(id(tensor), len(ids)) for _, tensor in find_tensors(x)]
+
+    assert pattern(result) == pattern(data)
