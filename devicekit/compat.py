@@ -130,7 +130,6 @@ def surroundings_getter(variables: tuple[str, ...]) -> Callable[[], tuple[object
     keys = tuple(os.environ.encodekey(name) for name in variables) if _raw is not None else ()
     get = _raw.get if _raw is not None else None
     cuda, mps, names = torch.cuda, torch.backends.mps, vars(torch)
-    initialized: Callable[[], bool] = cuda.is_initialized
     private_name = torch._C._get_privateuse1_backend_name
 
     def surroundings() -> tuple[object, ...]:
@@ -145,7 +144,7 @@ def surroundings_getter(variables: tuple[str, ...]) -> Callable[[], tuple[object
             cuda.device_count,
             mps.is_available,
             "hpu" in names,  # an extension that needs no registration
-            cuda.current_device() if initialized() else None,
+            cuda.current_device() if cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
             backend if backend == "privateuseone" else _state(backend),
         )
 

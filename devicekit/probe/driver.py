@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-__all__ = ["Driver", "Gpu", "ask_driver", "ask_nvml"]
+__all__ = ["Driver", "Gpu", "ask_driver", "ask_nvml", "missing_library"]
 
 _NVML_LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 _CUDA_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
@@ -67,6 +67,15 @@ class _NvmlError(Exception):
 def load_library(name: str) -> Any:
     """Load a shared library by its name, or raise OSError."""
     return ctypes.CDLL(name)
+
+
+def missing_library() -> Driver | None:
+    """None if the driver library is there, else the answer that it is absent."""
+    try:
+        load_library(_CUDA_LIBRARY)  # loading alone initialises nothing
+    except OSError as error:
+        return Driver("absent", str(error))
+    return None
 
 
 def ask_nvml() -> Driver:
@@ -180,10 +189,6 @@ _CUDA_ERROR_NO_DEVICE = 100
 
 def ask_driver() -> Driver:
     """Ask the driver library, in a child process, what CUDA would show this process."""
-    try:
-        load_library(_CUDA_LIBRARY)  # loading alone initialises nothing
-    except OSError as error:
-        return Driver("absent", str(error))
     try:
         answer = run_child()
     except (OSError, subprocess.SubprocessError, ValueError) as error:

@@ -1,0 +1,139 @@
+"""From what a user writes for a device to its type and index."""
+
+import difflib
+import numbers
+import re
+import reprlib
+from typing import NoReturn
+
+import torch
+
+from devicekit import compat
+from devicekit.errors import DeviceSpecError
+from devicekit.probe import accelerator_types, known_types
+
+__all__ = ["WITHOUT_INDEX", "parse", "show"]
+
+_SPEC = re.compile(r"(?P<type>[a-z_][a-z0-9_]*?)(?::(?P<index>0|[1-9][0-9]*))?")
+_LARGEST_INDEX = 127  # torch keeps the index in eight bits: its "cuda:256" is "cuda:0"
+WITHOUT_INDEX = ("cpu", "meta")
+
+# What people write for a device that has another name here.
+_OTHER_NAMES = {
+    "accelerator": "gpu",
+    "amd": "cuda",
+    "apple": "mps",
+    "default": "auto",
+    "hip": "cuda",
+    "intel": "xpu",
+    "m1": "mps",
+    "metal": "mps",
+    "none": "auto",
+    "nvidia": "cuda",
+    "rocm": "cuda",
+    "tpu": "xla",
+}
+
+
+def parse(spec: object, source: str) -> tuple[str, int | None]:
+    """Split a spec into type and index, without asking whether it can be used."""
+    if spec is None:
+        return "auto", None
+    if isinstance(spec, numbers.Integral) and not isinstance(spec, bool):
+        return "gpu", _checked_index(int(spec), spec, source)
+    if isinstance(spec, torch.device):
+        text = str(spec)
+    elif isinstance(spec, str):
+        text = str.__str__(spec)
+    else:
+        _refuse_type(spec, source)
+    match = _SPEC.fullmatch(text)
+    if match is None or not _is_known(match["type"]):
+        _refuse_text(text, source)
+    type, digits = match["type"], match["index"]
+    if digits is None:
+        return type, None
+    if type == "auto":
+        raise DeviceSpecError(
+            f"{source} is {text!r}, but 'auto' takes no index: write 'gpu:{digits}'"
+        )
+    index = _checked_index(int(digits[:10]), text, source)
+    if type not in WITHOUT_INDEX:
+        return type, index
+    if index > 0:
+        raise DeviceSpecError(
+            f"{source} is {text!r}, but there is only one {type!r}: write {type!r}"
+        )
+    return type, None
+
+
+def _checked_index(index: int, spec: object, source: str) -> int:
+    if index < 0:
+        raise DeviceSpecError(f"{source} is {spec!r}, but the index of a device starts at 0")
+    if index > _LARGEST_INDEX:
+        raise DeviceSpecError(
+            f"{source} is {show(spec)}, but the index of a device is at most {_LARGEST_INDEX}: "
+            "torch keeps it in eight bits"
+        )
+    return index
+
+
+def _is_known(name: str) -> bool:
+    return name in ("auto", "gpu", *known_types()) or compat.torch_knows(name)
+
+
+def show(value: object) -> str:
+    """The value for a message, shortened where it is long."""
+    return _repr.repr(value)
+
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 80
+
+
+def _refuse_type(spec: object, source: str) -> NoReturn:
+    kind = type(spec).__name__
+    if isinstance(spec, torch.Tensor | torch.nn.Module):
+        raise DeviceSpecError(
+            f"{source} must name a device, but found a {kind}: "
+            "Device.of(...) gives the device of a tensor or module"
+        )
+    hint = ""
+    if isinstance(spec, bytes | bytearray):
+        hint = f", did you mean {show(bytes(spec).decode('utf-8', 'replace'))}?"
+    raise DeviceSpecError(
+        f"{source} must be a str, an int, a torch.device or None, "
+        f"but found {show(spec)} of type {kind}{hint}"
+    )
+
+
+def _refuse_text(text: str, source: str) -> NoReturn:
+    negative = re.fullmatch(r"[a-z_]+:(-[0-9]{1,9})", text)
+    if negative is not None:
+        _checked_index(int(negative[1]), text, source)
+    suggestion = _suggest(text)
+    names = ", ".join(repr(name) for name in ("auto", "gpu", *accelerator_types(), "cpu"))
+    hint = (
+        f"did you mean {suggestion!r}?"
+        if suggestion is not None
+        else f"write one of {names}, or one with an index, such as 'cuda:1'"
+    )
+    raise DeviceSpecError(f"{source} is {show(text)}, which is not a device: {hint}")
+
+
+def _suggest(text: str) -> str | None:
+    """The nearest text that is right, or None if nothing is near."""
+    clean = text.strip().lower()
+    match = re.fullmatch(r"([a-z_]{2,20}?)[\s:_-]*([0-9]{0,9})", clean)
+    if match is None:
+        return _OTHER_NAMES.get(clean)
+    name, digits = match[1], match[2]
+    if not _is_known(name):
+        choices = ("auto", "gpu", *known_types())
+        near = difflib.get_close_matches(name, choices, n=1)
+        if name not in _OTHER_NAMES and not near:
+            return None
+        name = _OTHER_NAMES.get(name) or near[0]
+    if not digits or name in (*WITHOUT_INDEX, "auto"):
+        return name
+    return f"{name}:{int(digits)}" if int(digits) <= _LARGEST_INDEX else None
