@@ -73,6 +73,8 @@ class SimulatedGenerator(_CpuGenerator, metaclass=_AnyGenerator):
         if isinstance(device, int):
             device = state.device(device)
         device = torch.device(device)
+        if device.type == "cpu":  # also in a forked process, which may not ask for the simulation
+            return _CpuGenerator(device)
         if device.type not in (state.backend, state.active().name):
             return _CpuGenerator(device)
         made = super().__new__(cls, "cpu")
