@@ -157,25 +157,27 @@ def _pin_tensor(tensor: Tensor) -> Tensor:
     if tensor.is_pinned():
         return tensor
     try:
-        pinned = _pinned_copy(tensor.detach())
+        return _pinned_copy(tensor)
     except RuntimeError as error:
         if not _REFUSED.search(str(error)):
             raise
         raise _refusal(tensor, error) from error
-    if type(tensor) is Tensor:
-        return pinned.requires_grad_() if tensor.requires_grad else pinned
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(pinned, requires_grad=tensor.requires_grad)
-    result = pinned.as_subclass(type(tensor))
-    result.__dict__.update(tensor.__dict__)
-    return result
 
 
 def _pinned_copy(tensor: Tensor) -> Tensor:
-    # An expanded tensor has fewer elements in memory than in its shape, and torch's `pin_memory`
-    # fails when it writes one of them twice. `clone` gives each element a place.
-    dense = tensor if tensor.is_contiguous() else tensor.clone()
-    return dense.pin_memory()
+    if isinstance(tensor, torch.nn.Parameter):
+        copy = torch.nn.Parameter(_pinned_copy(tensor.data), requires_grad=tensor.requires_grad)
+        copy.grad = None if tensor.grad is None else pin_memory(tensor.grad)
+        return copy
+    if type(tensor) is not Tensor:
+        copy = _pinned_copy(tensor.as_subclass(Tensor)).as_subclass(type(tensor))
+        copy.__dict__.update(tensor.__dict__)
+        return copy
+    if tensor.is_contiguous() and not tensor.requires_grad:
+        return tensor.pin_memory()
+    # torch's `pin_memory` fails on an expanded tensor, of which it would write elements twice, and
+    # cuts the history of one that requires grad; `copy_` does neither.
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
 
 
 def _pin_foreign(value: object) -> object:

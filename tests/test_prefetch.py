@@ -6,6 +6,7 @@ import gc
 import inspect
 import types
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 
@@ -142,32 +143,40 @@ def test_no_race(scenario, depth):
     assert races(scenario, run_schedule, depth) == []
 
 
-# us: computation and copy of one batch, period of the loader, host work per step
+class Setting(NamedTuple):
+    """Times in us: of one batch's computation and copy, the loader's period, the host's step."""
+
+    compute: float
+    copy: float
+    period: float
+    host: float
+    waits: bool = False  # for the result of each step, as `loss.item()` does
+
+
 SETTINGS = {
-    "compute bound": dict(compute=2000.0, copy=1550.0, period=500.0, host=300.0),
-    "balanced": dict(compute=1600.0, copy=1550.0, period=500.0, host=300.0),
-    "copy bound": dict(compute=800.0, copy=1550.0, period=500.0, host=300.0),
-    "loader bound": dict(compute=800.0, copy=700.0, period=2000.0, host=300.0),
-    "waits each step": dict(compute=2000.0, copy=1550.0, period=500.0, host=300.0, item=True),
-    "small batches": dict(compute=200.0, copy=12.0, period=50.0, host=100.0),
+    "compute bound": Setting(2000, 1550, 500, 300),
+    "balanced": Setting(1600, 1550, 500, 300),
+    "copy bound": Setting(800, 1550, 500, 300),
+    "loader bound": Setting(800, 700, 2000, 300),
+    "waits each step": Setting(2000, 1550, 500, 300, waits=True),
+    "small batches": Setting(200, 12, 50, 100),
 }
 
 
-def efficiency(schedule: Schedule, setting: dict, depth: int = 1) -> tuple[float, Machine]:
+def efficiency(schedule: Schedule, setting: Setting, depth: int = 1) -> tuple[float, Machine]:
+    """The time that the slowest part alone would take, as a part of the time taken."""
     steps = 300
-    machine = Machine(setting["copy"])
-    loader = Loader(machine, steps, setting["period"])
-    item = setting.get("item", False)
+    machine = Machine(setting.copy)
     train(
         machine,
-        schedule(loader, machine, depth),
-        compute=setting["compute"],
-        host=setting["host"],
-        item=item,
+        schedule(Loader(machine, steps, setting.period), machine, depth),
+        compute=setting.compute,
+        host=setting.host,
+        item=setting.waits,
     )
     machine.synchronize(machine.record(machine.main))
-    step = setting["compute"] + (setting["host"] if item else 0)
-    bound = max(step, setting["copy"], setting["period"] + Loader.take_time)
+    step = setting.compute + (setting.host if setting.waits else 0)
+    bound = max(step, setting.copy, setting.period + Loader.take_time)
     return bound * steps / machine.now, machine
 
 

@@ -10,10 +10,9 @@ host) it must come after, by the order of its stream, events and waits of the ho
 on one block of memory, one of them a write, that are not ordered so are a race, whatever their
 times happen to be. So a schedule without races is safe on any machine, fast or slow.
 
-Memory is freed when Python drops the last reference, to the pool of the stream that it was
-allocated on, and used again from there at once, as torch's caching allocators do; only a block of
-the device is ordered after the work of the same stream. Host blocks are used again at once too: that
-is memory that no allocator of torch guards, the hardest case.
+Memory is freed when Python drops the last reference: to the pool of the stream that it was
+allocated on, from where it is used again at once, as torch's caching allocators do. Host memory is
+used again at once too, the hardest case: torch's own allocator of pinned memory would wait.
 """
 
 from __future__ import annotations
@@ -230,9 +229,7 @@ def train(
         machine.now += host
         content = batch.block.content
         seen.append(content)
-        if (
-            drop_early
-        ):  # `x = x.float() / 255`: the batch is dropped when its first kernel is queued
+        if drop_early:  # as by `x = x.float() / 255`
             machine.kernel(machine.main, batch.block, f"cast {content}", compute / 10)
             del batch
             scratch = DeviceBatch(machine, machine.main)
