@@ -96,7 +96,15 @@ class Simulation:
         self.devices = tuple(torch.device(config.name, i) for i in range(config.count))
 
     def _start(self) -> None:
-        from devicekit.testing.simulation import registration, rng, state, streams, tensors
+        from devicekit.testing.simulation import (
+            as_cuda,
+            processes,
+            registration,
+            rng,
+            state,
+            streams,
+            tensors,
+        )
         from devicekit.testing.simulation.patching import Patches
 
         # Torch's C++ claims the name "cuda" for itself: there our devices are "sim", shown as "cuda".
@@ -104,6 +112,9 @@ class Simulation:
         patches = Patches()
         patches.set(state, "config", self._config)
         registration.install(patches)
+        processes.install(patches)
+        if self.name == "cuda":
+            as_cuda.install(patches)
         if self._config.async_copies:
             patches.set(state, "copy", streams.copy)
             patches.set(state, "before_kernel", streams.before_kernel)

@@ -83,6 +83,25 @@ def _copy_from_and_resize(source: torch.Tensor, destination: torch.Tensor) -> to
     return _copy_from(source, destination)
 
 
+def _to_copy(
+    x: torch.Tensor, *, non_blocking: bool = False, device: torch.device | None = None, **options: Any
+) -> torch.Tensor:
+    """Take `.to("cpu", non_blocking=True)` from C++, which would ask for a pinned allocator."""
+    to_host = device is not None and device.type == "cpu" and x.layout is torch.strided
+    if not to_host or not non_blocking:
+        return torch.ops.aten._to_copy.default.redispatch(  # type: ignore[no-any-return]
+            CPU_KEYS, x, non_blocking=non_blocking, device=device, **options
+        )
+    made = torch.empty_like(
+        x,
+        dtype=options.get("dtype"),
+        device=CPU,
+        memory_format=options.get("memory_format") or torch.preserve_format,
+    )
+    made.untyped_storage()._pinned = True  # type: ignore[attr-defined]
+    return made.copy_(x, non_blocking=True)
+
+
 def _item(x: torch.Tensor) -> Any:
     state.active()
     if state.before_kernel is not None:
@@ -165,6 +184,7 @@ def _sdp_choice(*args: Any, **kwargs: Any) -> int:
 KERNELS: dict[str, Callable[..., Any]] = {
     "empty.memory_format": _empty,
     "empty_strided": _empty_strided,
+    "_to_copy": _to_copy,
     "_copy_from": _copy_from,
     "_copy_from_and_resize": _copy_from_and_resize,
     "_local_scalar_dense": _item,

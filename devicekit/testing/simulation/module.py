@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from devicekit.testing.simulation import memory, rng, state, streams
+from devicekit.testing.simulation import memory, processes, rng, state, streams
 from devicekit.testing.simulation.state import current, resolve
 
 __all__ = ["make"]
@@ -30,7 +30,7 @@ def make(name: str) -> ModuleType:
         synchronize=streams.synchronize,
         _lazy_init=init,
         _get_device_index=_get_device_index,
-        _is_in_bad_fork=_is_in_bad_fork,
+        _is_in_bad_fork=processes.in_bad_fork,
     )
     return module
 
@@ -50,10 +50,6 @@ def is_initialized() -> bool:
 
 def init() -> None:
     """Do nothing: there is nothing to start up."""
-
-
-def _is_in_bad_fork() -> bool:
-    return False
 
 
 def device_count() -> int:

@@ -24,6 +24,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, Any]] = []
+        self._items: list[tuple[dict[Any, Any], Any, Any]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Set `owner.name`, which may not exist yet; an inherited attribute is shadowed."""
@@ -34,6 +35,11 @@ class Patches:
         self._undo.append((owner, name, before))
         setattr(owner, name, value)
 
+    def set_item(self, table: dict[Any, Any], key: Any, value: Any) -> None:
+        """Set `table[key]`, which may not exist yet."""
+        self._items.append((table, key, table.get(key, _ABSENT)))
+        table[key] = value
+
     def undo(self) -> None:
         """Put everything back as it was found."""
         while self._undo:
@@ -42,3 +48,9 @@ class Patches:
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
+        while self._items:
+            table, key, before = self._items.pop()
+            if before is _ABSENT:
+                del table[key]
+            else:
+                table[key] = before

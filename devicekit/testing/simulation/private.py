@@ -8,6 +8,8 @@ import functools
 from typing import Any
 
 import torch
+import torch.jit._builtins
+import torch.utils._device
 import torch.utils.backend_registration
 
 __all__ = ["LOWEST", "MISSING", "require"]
@@ -57,9 +59,21 @@ OpOverload = _find("torch._ops.OpOverload")
 
 DisableTorchFunction = _find("torch._C.DisableTorchFunction")
 
+# The table in which torch.jit looks up factories. Seen in 2.13, 2.14.
+find_jit_builtin = _find("torch.jit._builtins._find_builtin")
+register_jit_builtin = _find("torch.jit._builtins._register_builtin")
+# The set of factories that `with torch.device(...)` handles; made, and kept, at its first call.
+device_constructors = _find("torch.utils._device._device_constructors")
+
 # Python functions of torch that are replaced while a simulation is active. Seen in 2.13, 2.14.
 engine_run_backward = _find("torch.autograd.graph._engine_run_backward")
 has_compatible_shallow_copy_type = _find("torch._has_compatible_shallow_copy_type")
+
+# What the disguise as CUDA replaces or asks. Seen in 2.13, 2.14.
+tensor_is_cuda = _find("torch._C.TensorBase.is_cuda.__get__")
+get_accelerator = _find("torch._C._get_accelerator")
+DeviceContext = _find("torch.utils._device.DeviceContext")
+init_device_context = _find("torch.utils._device.DeviceContext.__init__")
 
 
 def require() -> None:

@@ -35,6 +35,9 @@ backend = ""
 config: Config | None = None
 """The innermost active simulation, None outside any."""
 
+forked: Config | None = None
+"""What was active where this process was forked after using the device; there is no `config` then."""
+
 
 # ------------------------------------------------------------------ extension points
 # A layer above sets these while it is active and puts the old value back when it stops.
@@ -70,8 +73,15 @@ def active() -> Config:
     """Return the active simulation.
 
     Raises:
+        RuntimeError: This process was forked from one that had used the device; in CUDA's words.
         RuntimeError: There is none: the tensor or the call outlived its `with simulate()` block.
     """
+    if config is None and forked is not None:
+        # torch/cuda/__init__.py
+        raise RuntimeError(
+            "Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
+            "multiprocessing, you must use the 'spawn' start method"
+        )
     if config is None:
         raise RuntimeError(
             f"the simulated accelerator {backend!r} is not active: this is outside its "

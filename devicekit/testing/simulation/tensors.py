@@ -86,6 +86,11 @@ def template(dtype: torch.dtype, index: int) -> torch.Tensor:
     return found
 
 
+def any_made() -> bool:
+    """Whether a tensor of the device was made since the templates were last dropped."""
+    return bool(_templates)
+
+
 def forget_templates() -> None:
     """Make templates anew on next use: what is allowed (float64) is checked where they are made."""
     _templates.clear()
@@ -105,7 +110,8 @@ def to_cpu(x: torch.Tensor) -> torch.Tensor:
     """Return the CPU tensor over the bytes of a device tensor."""
     if x.layout is not torch.strided:
         return sparse_to_cpu(x)
-    made = torch.empty(0, dtype=x.dtype)
+    # With a device: a mode (`with torch.device(...)`) may be active where a late copy lands.
+    made = torch.empty(0, dtype=x.dtype, device=CPU)
     made.set_(cpu_storage(x.untyped_storage()), x.storage_offset(), x.size(), x.stride())
     # `x.conj()` and `-x.imag` are marked by a bit and computed when read.
     if x.is_conj():
