@@ -1,0 +1,174 @@
+"""The report on arguments that do not fit together."""
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from devicekit.diagnosis.frames import Call, calls_of
+from devicekit.diagnosis.mentions import Mention, mentions
+from devicekit.diagnosis.origin import Origin, Search, inline, is_assignable, trace
+from devicekit.diagnosis.report import Report, Row, mismatch
+from devicekit.diagnosis.source import Fix
+from devicekit.diagnosis.tensors import describe, devices_of, is_free
+
+__all__ = ["Argument", "report_of_arguments"]
+
+_MANY_RIGHT = 3
+
+
+@dataclass
+class Argument:
+    """An argument, with all its tensors and their paths."""
+
+    name: str
+    value: Any
+    tensors: list[tuple[str, Tensor]]
+
+    def off(self, target: torch.device) -> list[tuple[str, Tensor]]:
+        """The tensors that are somewhere else than on a device."""
+        return [(p, t) for p, t in self.tensors if t.device != target and not is_free(t)]
+
+
+def report_of_arguments(
+    where: str,
+    arguments: Sequence[Argument],
+    demanded: torch.device | None,
+    frame: FrameType,
+    *,
+    rename: bool = False,
+) -> Report | None:
+    """Report on arguments that are on several devices; None if they are not.
+
+    Args:
+        where: The function that was called.
+        arguments: Its arguments.
+        demanded: The device that all must be on, or None.
+        frame: The caller's frame, or one of torch's in between.
+        rename: Call the arguments by the names that they have in the caller.
+    """
+    devices = devices_of(t for argument in arguments for _, t in argument.tensors)
+    if demanded is None and len(devices) < 2:
+        return None
+    target = demanded or _target(arguments, devices)
+    off = [argument for argument in arguments if argument.off(target)]
+    if not off:
+        return None
+    users, _ = calls_of(None, frame)
+    caller = _Caller(users, target)
+    if rename:
+        for argument in arguments:
+            caller.rename(argument)
+    right = [a for a in arguments if a not in off and a.tensors]
+    modules = [a for a in right if isinstance(a.value, nn.Module)]
+    rows = [row for argument in modules or right[:_MANY_RIGHT] for row in _rows(argument, target)]
+    origins = [caller.origin(argument) for argument in off]
+    for argument, origin in zip(off, origins, strict=True):
+        suffix = f", {origin.what}" if origin is not None and "DataLoader" in origin.what else ""
+        rows += _off_rows(argument, target, suffix)
+    ordered = [target, *(device for device in devices if device != target)]
+    problem = mismatch(ordered)
+    if demanded is not None and target not in devices:
+        found = ", ".join(str(device) for device in devices)
+        problem = f"expected all tensors to be on {target}, but found {found}"
+    return Report(where, problem, None, rows, _fixes(off, origins, target))
+
+
+def _target(arguments: Sequence[Argument], devices: Sequence[torch.device]) -> torch.device:
+    accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
+    if len(accelerators) == 1:
+        return accelerators[0]
+    for argument in arguments:
+        if isinstance(argument.value, nn.Module):
+            own = devices_of(t for _, t in argument.tensors)
+            if own:
+                return own[0]
+    if accelerators:
+        return accelerators[0]
+    return next((device for device in devices if device.type != "meta"), devices[0])
+
+
+def _rows(argument: Argument, target: torch.device) -> list[Row]:
+    if isinstance(argument.value, nn.Module):
+        return [Row(str(target), argument.name, describe(argument.value))]
+    return [Row(str(t.device), path, describe(t)) for path, t in argument.tensors[:_MANY_RIGHT]]
+
+
+def _off_rows(argument: Argument, target: torch.device, suffix: str) -> list[Row]:
+    off = argument.off(target)
+    if isinstance(argument.value, nn.Module):
+        devices = devices_of(t for _, t in off)
+        if len(devices) == 1 and len(devices_of(t for _, t in argument.tensors)) == 1:
+            return [Row(str(devices[0]), argument.name, describe(argument.value) + suffix)]
+    return [Row(str(t.device), path, describe(t) + suffix) for path, t in off]
+
+
+class _Caller:
+    """The statement that made the call, to find the names that the arguments have there."""
+
+    def __init__(self, users: list[Call], target: torch.device) -> None:
+        self.users = users
+        self.target = target
+        self.mentions: list[Mention] = []
+        if users and users[0].expression is not None:
+            self.mentions = mentions(users[0].expression, users[0])
+
+    def _mention(self, argument: Argument) -> Mention | None:
+        return next((one for one in self.mentions if one.value is argument.value), None)
+
+    def rename(self, argument: Argument) -> None:
+        mention = self._mention(argument)
+        if mention is not None:
+            old = argument.name
+            argument.name = mention.path
+            argument.tensors = [(p.replace(old, mention.path, 1), t) for p, t in argument.tensors]
+
+    def origin(self, argument: Argument) -> Origin | None:
+        """What an argument is in the caller, with the fix there."""
+        mention = self._mention(argument)
+        if mention is None:
+            made = inline(Search(self.users, self.target)) if self.users else None
+            if made is not None and not isinstance(argument.value, nn.Module):
+                return made[1]
+            return None
+        search = Search(self.users, self.target)
+        found = trace(search, argument.value, mention.node)
+        if found is not None and "DataLoader" in found.what:
+            return found
+        if isinstance(mention.node, ast.Name) and is_assignable(mention.node.id, self.users[0]):
+            return Origin("", None, mention.node.id)
+        return found
+
+
+def _fixes(
+    off: Sequence[Argument], origins: Sequence[Origin | None], target: torch.device
+) -> list[Fix]:
+    """One line that moves all variables; for what is no variable, a line of its own."""
+    names: list[str] = []
+    single: Argument | None = None
+    fixes: list[Fix] = []
+    for argument, origin in zip(off, origins, strict=True):
+        if isinstance(argument.value, nn.Module):
+            name = origin.name if origin is not None and origin.name else argument.name
+            fix = origin.fix if origin is not None and origin.fix is not None else None
+            fixes.append(fix or Fix(f'{name}.to("{target}")'))
+        elif origin is not None and origin.fix is not None:
+            fixes.append(origin.fix)
+        else:
+            name = origin.name if origin is not None and origin.name else argument.name
+            names.append(name.partition("[")[0])
+            single = argument
+    names = list(dict.fromkeys(names))
+    if len(names) == 1 and single is not None:
+        move = f'{names[0]}.to("{target}")'
+        if not isinstance(single.value, Tensor):
+            move = f'devicekit.to_device({names[0]}, "{target}")'
+        fixes.insert(0, Fix(f"{names[0]} = {move}"))
+    elif names:
+        joined = ", ".join(names)
+        fixes.insert(0, Fix(f'{joined} = devicekit.to_device(({joined}), "{target}")'))
+    return list(dict.fromkeys(fixes))

@@ -1,0 +1,323 @@
+"""From an exception to a report with names."""
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+from devicekit.diagnosis.frames import MISSING, Call, calls_of, is_library, lookup
+from devicekit.diagnosis.mentions import Mention, mentions
+from devicekit.diagnosis.messages import devices_in, is_suspect, wants_host
+from devicekit.diagnosis.origin import Origin, Search, inline, trace
+from devicekit.diagnosis.report import Report, Row, Site, mismatch
+from devicekit.diagnosis.source import Fix, line_of
+from devicekit.diagnosis.tensors import (
+    describe,
+    devices_of,
+    is_free,
+    names_of_parameters,
+    tensors_of,
+)
+from devicekit.errors import DeviceError, DeviceMismatchError
+
+__all__ = ["explain", "report_of"]
+
+_MANY_CALLS = 12
+_MANY_TENSORS = 6
+
+
+def explain(exc: BaseException) -> str | None:
+    """Say which tensor a device error is about, where it came from, and what to type.
+
+    Reads the frames of the exception, so call it where the exception was caught.
+
+    Args:
+        exc: Any exception.
+
+    Returns:
+        The text that `guard` would have raised, or None when the exception is not about tensors on
+        different devices.
+
+    Example:
+        >>> import torch
+        >>> try:
+        ...     torch.zeros(2) + torch.zeros(3)
+        ... except RuntimeError as error:
+        ...     print(explain(error))
+        None
+    """
+    if isinstance(exc, DeviceMismatchError) and "\n" in str(exc):
+        return str(exc)
+    report = report_of(exc)
+    return None if report is None else str(report)
+
+
+@dataclass
+class _Thing:
+    """What a statement mentions: its tensors, and those that are off."""
+
+    mention: Mention
+    tensors: list[tuple[str, Tensor]]
+
+    def off(self, target: torch.device) -> list[tuple[str, Tensor]]:
+        return [(p, t) for p, t in self.tensors if t.device != target and not is_free(t)]
+
+
+def report_of(error: BaseException, where: str = "") -> Report | None:
+    """Explain an exception, or return None when it is not about devices.
+
+    Args:
+        error: The exception, while its frames are there.
+        where: The name of what was guarded; without one, that of the function that failed.
+    """
+    text = str(error)
+    if not _is_candidate(error) or not is_suspect(text):
+        return None
+    users, library = calls_of(error.__traceback__)
+    if not users or _is_raised_by_user(error.__traceback__, users[0]):
+        return None
+    host = wants_host(text)
+    for at in range(min(len(users), _MANY_CALLS)):
+        report = _at(users[at:], text, host, where)
+        if report is not None:
+            return report
+    return _unnamed(users, library, text, where)
+
+
+def _is_candidate(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    if isinstance(error, DeviceError):
+        return isinstance(error, DeviceMismatchError)
+    return isinstance(error, RuntimeError | TypeError | ValueError)
+
+
+def _is_raised_by_user(traceback: TracebackType | None, innermost: Call) -> bool:
+    """Whether user code itself raised the error: its words are left alone, whatever they say."""
+    last = traceback
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or is_library(last.tb_frame.f_code.co_filename):
+        return False
+    return isinstance(innermost.statement, ast.Raise | ast.Assert)
+
+
+def _at(calls: list[Call], text: str, host: bool, where: str) -> Report | None:
+    call = calls[0]
+    known = names_of_parameters(call.scope.items())
+    things = [_Thing(m, list(tensors_of(m.value, m.path, known))) for m in _mentioned(call)]
+    generators = [t.mention for t in things if isinstance(t.mention.value, torch.Generator)]
+    devices = devices_of(t for thing in things for _, t in thing.tensors)
+    if generators and "generator" in text:
+        return _of_generator(calls, generators, things, text, where)
+    if host:
+        accelerated = [device for device in devices if device.type != "cpu"]
+        if not accelerated:
+            return None
+        return _report(calls, things, accelerated, torch.device("cpu"), _first_line(text), where)
+    if len(devices) > 1:
+        target = _target(things, devices)
+        ordered = [target, *(device for device in devices if device != target)]
+        return _report(calls, things, devices, target, mismatch(ordered), where)
+    if len(devices) == 1:
+        return _of_inline(calls, things, devices[0], text, where)
+    return None
+
+
+def _mentioned(call: Call) -> list[Mention]:
+    if call.expression is not None:
+        found = mentions(call.expression, call)
+        if found:
+            return found
+    if call.statement is not None:
+        return mentions(call.statement, call) if not hasattr(call.statement, "body") else []
+    # No source, as in an interactive session: all the names that the code uses.
+    names = dict.fromkeys((*call.code.co_varnames, *call.code.co_names, *call.code.co_freevars))
+    nodes = [ast.Name(name, ast.Load()) for name in names if name in call.scope]
+    return [mention for node in nodes for mention in mentions(node, call)]
+
+
+def _target(things: Sequence[_Thing], devices: Sequence[torch.device]) -> torch.device:
+    """The device that the others should be on: the accelerator; of two, the one of the modules."""
+    accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
+    if len(accelerators) == 1:
+        return accelerators[0]
+    candidates = accelerators or [device for device in devices if device.type != "meta"]
+    if not candidates:
+        return devices[0]
+    for thing in things:
+        if isinstance(thing.mention.value, nn.Module | nn.Parameter):
+            own = [d for d in devices_of(t for _, t in thing.tensors) if d in candidates]
+            if own:
+                return own[0]
+    return candidates[0]
+
+
+def _report(
+    calls: list[Call],
+    things: Sequence[_Thing],
+    devices: Sequence[torch.device],
+    target: torch.device,
+    problem: str,
+    where: str,
+) -> Report:
+    rows: list[Row] = []
+    off_rows: list[Row] = []
+    origins: list[tuple[_Thing, Origin]] = []
+    for thing in things:
+        off = thing.off(target)
+        if not thing.tensors:
+            continue
+        if not off:
+            rows += _rows(thing, thing.tensors, "")
+            continue
+        origin = _origin(calls, thing, off, target)
+        if isinstance(thing.mention.value, nn.Module) and len(off) < len(thing.tensors):
+            rows.append(Row(str(target), thing.mention.path, describe(thing.mention.value)))
+        off_rows += _rows(thing, off, origin.what if origin else "")
+        if origin is not None:
+            origins.append((thing, origin))
+    return Report(
+        where or calls[0].name,
+        problem,
+        site_of(calls[0]),
+        rows + off_rows,
+        _fixes(calls, origins, target),
+    )
+
+
+def _rows(thing: _Thing, tensors: Sequence[tuple[str, Tensor]], what: str) -> list[Row]:
+    value = thing.mention.value
+    devices = devices_of(t for _, t in tensors)
+    suffix = f", {what}" if what else ""
+    if isinstance(value, nn.Module) and len(devices) == 1 and len(tensors) == len(thing.tensors):
+        return [Row(str(devices[0]), thing.mention.path, describe(value) + suffix)]
+    shown = tensors[:_MANY_TENSORS]
+    rows = [Row(str(t.device), path, describe(t) + suffix) for path, t in shown]
+    if len(tensors) > len(shown):
+        rows.append(Row("", "", f"and {len(tensors) - len(shown)} more in {thing.mention.path}"))
+    return rows
+
+
+def _origin(
+    calls: list[Call], thing: _Thing, off: Sequence[tuple[str, Tensor]], target: torch.device
+) -> Origin | None:
+    value, node = thing.mention.value, thing.mention.node
+    search = Search(calls, target)
+    if isinstance(value, nn.Module) and len(off) < len(thing.tensors):
+        return search.inside(value, off)
+    return trace(search, value, node)
+
+
+def _fixes(
+    calls: list[Call], origins: Sequence[tuple[_Thing, Origin]], target: torch.device
+) -> list[Fix]:
+    fixes = list(dict.fromkeys(o.fix for _, o in origins if o.fix is not None))
+    if len(fixes) < 2:
+        return fixes
+    names = [o.name for _, o in origins if o.name is not None]
+    if len(names) == len(origins) and target.type != "cpu":
+        joined = ", ".join(dict.fromkeys(names))
+        places = {f.place for f in fixes}
+        place = places.pop() if len(places) == 1 else f"before line {calls[0].line}"
+        return [Fix(f'{joined} = devicekit.to_device(({joined}), "{target}")', place)]
+    return fixes[:3]
+
+
+def _of_generator(
+    calls: list[Call],
+    generators: Sequence[Mention],
+    things: Sequence[_Thing],
+    text: str,
+    where: str,
+) -> Report | None:
+    wanted = next(iter(devices_in(text)), "")
+    for mention in generators:
+        device = mention.value.device
+        target = _demanded(calls[0], things, wanted)
+        if target is None or device.type == target.type:
+            continue
+        origin = trace(Search(calls, target), mention.value, mention.node)
+        rows = [row for thing in things if thing.tensors for row in _rows(thing, thing.tensors, "")]
+        rows.append(Row(str(device), mention.path, "generator of another device"))
+        fixes = [origin.fix] if origin is not None and origin.fix is not None else []
+        return Report(where or calls[0].name, _first_line(text), site_of(calls[0]), rows, fixes)
+    return None
+
+
+def _demanded(call: Call, things: Sequence[_Thing], wanted: str) -> torch.device | None:
+    """The device that an operation runs on: of its tensors, of `device=`, or by the error's text."""
+    for device in devices_of(t for thing in things for _, t in thing.tensors):
+        if device.type != "cpu":
+            return device
+    for node in ast.walk(call.expression) if call.expression is not None else ():
+        if isinstance(node, ast.keyword) and node.arg == "device":
+            value = lookup(node.value, call)
+            if value is not MISSING and value is not None:
+                return torch.device(value)
+    try:
+        return torch.device(wanted) if wanted else None
+    except RuntimeError:  # the text names a device by another name than torch's
+        return None
+
+
+def _of_inline(
+    calls: list[Call], things: Sequence[_Thing], target: torch.device, text: str, where: str
+) -> Report | None:
+    """All names agree: the one that is off was made in the statement itself."""
+    if target.type == "cpu":
+        return None
+    made = inline(Search(calls, target))
+    if made is None:
+        return None
+    source, origin = made
+    rows = [row for thing in things if thing.tensors for row in _rows(thing, thing.tensors, "")]
+    rows.append(Row("cpu", source, origin.what))
+    return Report(
+        where or calls[0].name,
+        mismatch([target, torch.device("cpu")]),
+        site_of(calls[0]),
+        rows,
+        [origin.fix] if origin.fix is not None else [],
+    )
+
+
+def _unnamed(users: list[Call], library: list[Call], text: str, where: str) -> Report | None:
+    """No name in the user's code is off: look at what torch's own functions were given."""
+    for call in library:
+        tensors = [(n, v) for n, v in call.scope.items() if isinstance(v, Tensor)]
+        devices = devices_of(t for _, t in tensors)
+        if len(devices) < 2:
+            continue
+        target = _target([], devices)
+        rows = [Row(str(t.device), n, f"{describe(t)}, in {call.name}") for n, t in tensors]
+        rows.sort(key=lambda row: row.device != str(target))
+        ordered = [target, *(device for device in devices if device != target)]
+        return Report(where or users[0].name, mismatch(ordered), site_of(users[0]), rows, [])
+    named = devices_in(text)
+    if len(named) < 2:
+        return None
+    problem = mismatch([torch.device(one) for one in named])
+    return Report(where or users[0].name, problem, site_of(users[0]), [], [])
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def site_of(call: Call) -> Site:
+    """The statement that a frame runs."""
+    statement = call.statement
+    line = call.line
+    source = ""
+    if statement is not None and not hasattr(statement, "body"):
+        line = statement.lineno
+        source = line_of(call.file, line).strip()
+        if (statement.end_lineno or line) > line:
+            source = ast.unparse(statement).partition("\n")[0]
+    elif line:
+        source = line_of(call.file, line).strip()
+    return Site(call.file, line, call.name, source)

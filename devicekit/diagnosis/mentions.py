@@ -1,0 +1,75 @@
+"""The names in an expression that a device error can be about."""
+
+import ast
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from devicekit.diagnosis.frames import MISSING, Call, lookup
+
+__all__ = ["Mention", "mentions"]
+
+
+class Mention(NamedTuple):
+    """A name, attribute or item in an expression, and what it is bound to."""
+
+    path: str
+    node: ast.expr
+    value: Any
+
+
+def mentions(expression: ast.AST, call: Call) -> list[Mention]:
+    """List what an expression mentions that can hold tensors, in the order of the text."""
+    found: dict[str, Mention] = {}
+    for mention in _visit(expression, call):
+        found.setdefault(mention.path, mention)
+    return list(found.values())
+
+
+def _visit(node: ast.AST, call: Call) -> Iterator[Mention]:
+    if isinstance(node, ast.Lambda):
+        return
+    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+        value = lookup(node, call)
+        if _can_hold_tensors(value):
+            yield Mention(_text(node, call), node, value)
+            return
+        if value is not MISSING:
+            if isinstance(node, ast.Subscript):
+                yield from _visit(node.slice, call)
+            return
+        if isinstance(node, ast.Attribute):
+            # A method or a property: of a tensor, an optimizer or a layer the object itself counts;
+            # a method of the user's own module has a frame of its own.
+            owner = lookup(node.value, call)
+            if isinstance(owner, nn.Module) and node.attr not in ("forward", "__call__"):
+                return
+    for child in ast.iter_child_nodes(node):
+        yield from _visit(child, call)
+
+
+def _can_hold_tensors(value: Any) -> bool:
+    if isinstance(value, Tensor | nn.Module | Optimizer | torch.Generator):
+        return True
+    if value is MISSING or isinstance(
+        value, str | bytes | int | float | complex | type | None | torch.device | torch.dtype
+    ):
+        return False
+    if isinstance(value, list | tuple | dict | set):
+        return len(value) > 0
+    if type(value).__name__ in ("builtin_function_or_method", "function", "module", "method"):
+        return False
+    return True
+
+
+def _text(node: ast.expr, call: Call) -> str:
+    """The text of a chain, with the values of variables that stand between brackets."""
+    if isinstance(node, ast.Subscript):
+        key = lookup(node.slice, call)
+        return f"{_text(node.value, call)}[{key!r}]"
+    if isinstance(node, ast.Attribute):
+        return f"{_text(node.value, call)}.{node.attr}"
+    return ast.unparse(node)

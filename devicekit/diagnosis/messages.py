@@ -1,0 +1,85 @@
+"""Which error texts of torch speak of tensors on different devices.
+
+torch words the same failure in about a hundred ways: each kernel, each Python function and each
+backend has its own. A text is only a suspicion; the devices are looked at before anything is said.
+"""
+
+import re
+
+__all__ = ["devices_in", "is_suspect", "wants_host"]
+
+# Any of these makes a text a suspect. Broad on purpose: a text that matches by chance is let go when
+# the tensors turn out to agree.
+_SUSPECT = re.compile(
+    r"""
+      same\ (?:\w+\ ){0,3}?devices?                  # the same device, same type of device
+    | same\ (?:\w+\ ){0,3}?device\ type
+    | different\ (?:\w+\ )?devices?
+    | devices?\ must\ match
+    | device\ mismatch | device\ index\ mismatch | mismatch\ between\b.*device
+    | is\ not\ on\ the\ expected\ device
+    | on\ expected\ device | expected\ device\(s\)
+    | expects?\ .*\ to\ be\ on\ (?:the\ )?(?:device|cpu|gpu|cuda)
+    | expected\ .*\ (?:to\ be\ on|to\ have)\ device
+    | expected\ a\ '\w+'\ device\ type\ for\ generator
+    | expected\ '\w+'\ to\ be\ (?:a\ )?\w+\ tensor,\ but\ got\ tensor\ on
+    | input\ type\ .*\ weight\ type\ .*should\ be\ the\ same
+    | input\ type\ .*\ bias\ type\ .*should\ be\ the\ same
+    | input\ and\ (?:hidden|parameter)\ tensors\ are\ not\ at
+    | dense\ tensor,\ but\ got\ tensor\ on\ device
+    | \.device\(\)\ ==\ | get_device\(\)\ ==\ 
+    | should\ be\ (?:either\ )?on\ cpu
+    | should\ (?:always\ )?be\ on\ (?:the\ )?cpu
+    | must\ (?:all\ )?(?:be|reside|live)\ on\ (?:the\ )?(?:cpu|cuda|gpu|device)
+    | must\ be\ an?\ (?:cpu|cuda|xpu|mps|\w+)\ tensor
+    | should\ be\ a\ 1d\ cpu\ int64\ tensor
+    | can't\ convert\ .*\ device\ type\ tensor\ to\ numpy
+    | type\ of\ device\ .*\ but\ got
+    | on\ the\ same\ type\ of\ devices?
+    | parameters\ (?:and\ buffers\ )?on\ device
+    | expects?\ .*\ cpu\ tensors?
+    | attempting\ to\ (?:send|receive)\ a\ tensor\ with\ unexpected\ device
+    | expected\ object\ of\ (?:backend|device\ type)
+    | found\ (?:at\ least\ )?two\ devices
+    """,
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+
+# In these the tensor on the accelerator is the one that is off: the operation runs on the host.
+_HOST = re.compile(
+    r"""
+      can't\ convert\ .*\ device\ type\ tensor\ to\ numpy
+    | should\ be\ a\ 1d\ cpu\ int64\ tensor
+    | expected\ a\ 'cpu'\ device\ type\ for\ generator
+    | should\ (?:always\ )?be\ on\ cpu
+    """,
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+
+_DEVICE = re.compile(
+    r"\b(cpu|cuda|meta|mps|xpu|hpu|npu|mtia|xla|ipu|maia|vulkan|privateuseone|sim)(:\d+)?\b",
+    re.IGNORECASE,
+)
+
+
+def is_suspect(text: str) -> bool:
+    """Say whether an error text may be about tensors on different devices."""
+    return _SUSPECT.search(text) is not None
+
+
+def wants_host(text: str) -> bool:
+    """Say whether an error text demands a tensor on the CPU."""
+    return _HOST.search(text) is not None
+
+
+def devices_in(text: str, also: str = "") -> list[str]:
+    """List the devices that an error text names, in order, each once.
+
+    Args:
+        text: What torch said.
+        also: The name of one more type of device, such as that of a registered backend.
+    """
+    found = [kind.lower() + index for kind, index in _DEVICE.findall(text)]
+    if also:
+        found += re.findall(rf"\b{re.escape(also)}(?::\d+)?\b", text)
+    return list(dict.fromkeys(found))
