@@ -221,9 +221,10 @@ def train(
     item: bool = False,
     stop_at: int | None = None,
     fail_at: int | None = None,
+    seen: list[object] | None = None,
 ) -> list[object]:
-    """Consume the batches as a training loop does; return what the steps read."""
-    seen: list[object] = []
+    """Consume the batches as a training loop does; return what the steps read, also in `seen`."""
+    seen = [] if seen is None else seen
     kept: list[DeviceBatch] = []
     for step, batch in enumerate(batches):
         machine.now += host
