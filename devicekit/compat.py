@@ -15,8 +15,8 @@ import torch
 
 __all__ = [
     "cuda_arch_list",
+    "cuda_is_simulated",
     "current_index",
-    "is_disguised_as_cuda",
     "is_replaced",
     "loader_is_healthy",
     "ordinals_of_uuids",
@@ -74,11 +74,12 @@ def is_replaced(function: object, module: ModuleType) -> bool:
     return function.__code__.co_filename != module.__file__
 
 
-def is_disguised_as_cuda(backend: str) -> bool:
-    """Whether the PrivateUse1 backend answers for `torch.cuda` (`devicekit.testing`)."""
-    if not is_replaced(torch.cuda.is_available, torch.cuda):
-        return False
-    return torch.cuda.is_available is getattr(getattr(torch, backend, None), "is_available", None)
+def cuda_is_simulated() -> bool:
+    """Whether Python functions answer for CUDA's C functions, as `devicekit.testing` lets them.
+
+    The registered PrivateUse1 backend is then the one behind the name "cuda".
+    """
+    return isinstance(vars(torch._C).get("_cuda_getDeviceCount"), FunctionType)
 
 
 def when_cuda_starts(function: Callable[[], object]) -> None:
@@ -129,7 +130,7 @@ def surroundings_getter(variables: tuple[str, ...]) -> Callable[[], tuple[object
     """
     keys = tuple(os.environ.encodekey(name) for name in variables) if _raw is not None else ()
     get = _raw.get if _raw is not None else None
-    cuda, mps, names = torch.cuda, torch.backends.mps, vars(torch)
+    cuda, mps, names, c_names = torch.cuda, torch.backends.mps, vars(torch), vars(torch._C)
     private_name = torch._C._get_privateuse1_backend_name
 
     def surroundings() -> tuple[object, ...]:
@@ -143,6 +144,7 @@ def surroundings_getter(variables: tuple[str, ...]) -> Callable[[], tuple[object
             cuda.is_available,
             cuda.device_count,
             mps.is_available,
+            c_names.get("_cuda_getDeviceCount"),
             "hpu" in names,  # an extension that needs no registration
             cuda.current_device() if cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
             backend if backend == "privateuseone" else _state(backend),
@@ -199,7 +201,8 @@ def started_loader(
     """
     view = copy.copy(loader)
     vars(view).update({name: value for name, value in changes.items() if name != _CONTEXT})
-    view.check_worker_number_rationality = lambda: None  # it has warned when `loader` was made
+    # It has warned when `loader` was made.
+    view.check_worker_number_rationality = lambda: None  # type: ignore[method-assign]
     if _CONTEXT in changes:
         view.multiprocessing_context = changes[_CONTEXT]  # a property
     iterator = torch.utils.data.DataLoader._get_iterator(view)

@@ -53,7 +53,7 @@ def accelerator_types() -> tuple[str, ...]:
     it was asked for. Not so a simulation that has stopped, or one that goes by the name of CUDA.
     """
     backend = compat.private_backend()
-    if backend is None or compat.is_disguised_as_cuda(backend):
+    if backend is None or compat.cuda_is_simulated():
         return _BUILT_IN
     if backend not in _EXTENSIONS and probe(backend).reason is not None:
         return _BUILT_IN
@@ -114,6 +114,8 @@ def _probe_mps() -> Probe:
 
 def _probe_module(type: str) -> Probe:
     """Ask the device module of a backend, `torch.<type>`."""
+    if type == compat.private_backend() and compat.cuda_is_simulated():
+        return _not_simulated(type)
     module = getattr(torch, type, None)
     is_available = getattr(module, "is_available", None)
     if module is None or is_available is None:
@@ -122,7 +124,7 @@ def _probe_module(type: str) -> Probe:
     if count > 0:
         return Probe(type, count)
     if type == _SIMULATED:
-        return _not_simulated()
+        return _not_simulated(type)
     is_compiled = getattr(module, "_is_compiled", None)
     if is_compiled is not None and not is_compiled():
         return _not_built(type, repr(type), f"install a build of torch with {type!r}")
@@ -142,7 +144,7 @@ def _probe_module(type: str) -> Probe:
 
 def _no_module(type: str) -> Probe:
     if type == _SIMULATED:
-        return _not_simulated()
+        return _not_simulated(type)
     extension = _EXTENSIONS.get(type)
     if extension is None:
         return _not_built(type, repr(type), f"install a build of torch with {type!r}")
@@ -158,11 +160,11 @@ def _not_built(type: str, what: str, remedy: str) -> Probe:
     )
 
 
-def _not_simulated() -> Probe:
+def _not_simulated(type: str) -> Probe:
     return Probe(
-        _SIMULATED,
+        type,
         0,
         "no_device",
-        f"the simulated accelerator {_SIMULATED!r} is not running",
+        f"the simulated accelerator {type!r} is not running",
         "start it with devicekit.testing.simulate()",
     )

@@ -6,13 +6,22 @@
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from types import ModuleType
 
 import torch
 
 from devicekit import compat
 from devicekit.errors import warn
 from devicekit.probe.answer import Probe, Reason
-from devicekit.probe.driver import Driver, Gpu, ask_driver, ask_nvml, missing_library
+from devicekit.probe.driver import (
+    NVML_DRIVER_NOT_LOADED,
+    NVML_LIBRARY_MISMATCH,
+    Driver,
+    Gpu,
+    ask_driver,
+    ask_nvml,
+    missing_library,
+)
 
 __all__ = ["MASKS", "Facts", "ask", "device_name", "judge", "supports"]
 
@@ -49,14 +58,16 @@ class Facts:
 
 def ask() -> Facts:
     """Ask torch, NVML and, where these two cannot know, the driver in a child process."""
+    if _simulation() is not None:
+        return Facts(torch.__version__, count=_ask_torch())
     build, hip = torch.version.cuda, torch.version.hip
     count = _ask_torch() if _torch_answers_freely() else None
     masks = tuple((name, os.environ[name]) for name in MASKS if name in os.environ)
     facts = Facts(torch.__version__, build, hip, count, masks=masks)
     if build is None or hip is not None:
         return facts
-    if count and compat.is_replaced(torch.cuda.is_available, torch.cuda):
-        return facts  # a simulation: no driver knows of it
+    if count and _is_mocked():
+        return facts  # no driver knows of such a GPU
     if count and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         _warn_if_mask_changed()
         driver, visible = _ask_initialized(count)
@@ -72,14 +83,27 @@ def _torch_answers_freely() -> bool:
         or torch.version.hip is not None  # there is no other way to ask
         or not hasattr(os, "fork")
         or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        or compat.is_replaced(torch.cuda.is_available, torch.cuda)
-        or compat.is_replaced(torch.cuda.device_count, torch.cuda)
+        or _is_mocked()
     )
 
 
+def _is_mocked() -> bool:
+    cuda = torch.cuda
+    return any(compat.is_replaced(f, cuda) for f in (cuda.is_available, cuda.device_count))
+
+
+def _simulation() -> ModuleType | None:
+    """The device module of the simulation that goes by the name of CUDA, or None."""
+    backend = compat.private_backend() if compat.cuda_is_simulated() else None
+    return None if backend is None else getattr(torch, backend)
+
+
 def _ask_torch() -> int:
+    # A simulation keeps the rule that asking `torch.cuda` spoils a later fork: ask it itself.
+    simulation = None if _is_mocked() else _simulation()
+    module = torch.cuda if simulation is None else simulation
     # Available and counted: a build may claim to be available with no device to show.
-    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
+    return int(module.device_count()) if module.is_available() else 0
 
 
 def _ask_initialized(count: int) -> tuple[Driver, tuple[int, ...]]:
@@ -99,8 +123,8 @@ def _ask_driver(archs: tuple[str, ...]) -> tuple[Driver, tuple[int, ...]]:
         visible = _visible(nvml.gpus)
         if visible is not None and not _order_matters(nvml.gpus, archs):
             return nvml, visible
-    if nvml.mismatch:
-        return nvml, ()
+    if nvml.code in (NVML_DRIVER_NOT_LOADED, NVML_LIBRARY_MISMATCH):
+        return nvml, ()  # nothing else would know more
     exact = ask_driver()
     if exact.state == "ok" and not exact.gpus and nvml.gpus:
         return nvml, ()  # they are there, and all hidden
@@ -109,7 +133,10 @@ def _ask_driver(archs: tuple[str, ...]) -> tuple[Driver, tuple[int, ...]]:
 
 def _visible(gpus: tuple[Gpu, ...]) -> tuple[int, ...] | None:
     """The positions of the GPUs that the environment leaves; None if NVML cannot know."""
-    masks = compat.visible_devices()
+    try:
+        masks = compat.visible_devices()
+    except ValueError:
+        return None  # a text that torch cannot read, such as "-"
     if masks and str(masks[0]).startswith("MIG-"):
         return None
     names = [mask for mask in masks if isinstance(mask, str)]
@@ -175,7 +202,7 @@ def judge(facts: Facts) -> Probe:
         )
     if driver.state == "failed":
         remedy = "check `nvidia-smi`; restarting the machine or installing the driver anew may help"
-        if driver.mismatch:
+        if driver.code == NVML_LIBRARY_MISMATCH:
             remedy = "restart the machine: the driver was updated while the old one was loaded"
         return _unusable("broken", f"the NVIDIA driver fails: {driver.words}", remedy)
     if driver.cuda is not None and driver.cuda[0] < _major(facts.build):
@@ -288,6 +315,9 @@ def _runs(arch: str, capability: tuple[int, int]) -> bool:
 
 def device_name(index: int) -> str:
     """The name of a GPU as CUDA counts them; empty if it is unknown."""
+    simulation = _simulation()
+    if simulation is not None:
+        return str(simulation.get_device_name(index))
     if _torch_answers_freely():
         return torch.cuda.get_device_name(index)
     facts = ask()

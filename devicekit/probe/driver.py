@@ -15,13 +15,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-__all__ = ["Driver", "Gpu", "ask_driver", "ask_nvml", "missing_library"]
+__all__ = [
+    "NVML_DRIVER_NOT_LOADED",
+    "NVML_LIBRARY_MISMATCH",
+    "Driver",
+    "Gpu",
+    "ask_driver",
+    "ask_nvml",
+    "missing_library",
+]
 
 _NVML_LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 _CUDA_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
-_NVML_DRIVER_NOT_LOADED = 9
-_NVML_LIBRARY_MISMATCH = 18
+NVML_DRIVER_NOT_LOADED = 9
+NVML_LIBRARY_MISMATCH = 18
 _CHILD_TIMEOUT = 60.0
 """Seconds; `cuInit` alone takes ten on a large machine without persistence mode."""
 
@@ -46,7 +54,7 @@ class Driver:
         cuda: The newest CUDA version that the driver supports.
         gpus: The GPUs of the machine, or with `masked` those that `CUDA_VISIBLE_DEVICES` leaves.
         masked: Whether `gpus` is what CUDA itself would show, in its order.
-        mismatch: Whether it failed because the library and the kernel module differ.
+        code: The number of NVML's error, 0 if there was none.
     """
 
     state: Literal["ok", "absent", "failed"]
@@ -55,7 +63,7 @@ class Driver:
     cuda: tuple[int, int] | None = None
     gpus: tuple[Gpu, ...] = ()
     masked: bool = False
-    mismatch: bool = False
+    code: int = 0
 
 
 class _NvmlError(Exception):
@@ -87,14 +95,12 @@ def ask_nvml() -> Driver:
     try:
         _call(nvml, "nvmlInit_v2")
     except _NvmlError as error:
-        state: Literal["absent", "failed"] = (
-            "absent" if error.code == _NVML_DRIVER_NOT_LOADED else "failed"
-        )
-        return Driver(state, str(error), mismatch=error.code == _NVML_LIBRARY_MISMATCH)
+        absent = error.code == NVML_DRIVER_NOT_LOADED
+        return Driver("absent" if absent else "failed", str(error), code=error.code)
     try:
         return _read_nvml(nvml)
     except _NvmlError as error:
-        return Driver("failed", str(error))
+        return Driver("failed", str(error), code=error.code)
     finally:
         nvml.nvmlShutdown()  # counted by NVML: other users of it in this process keep theirs
 
