@@ -166,9 +166,9 @@ def _pin_tensor(tensor: Tensor) -> Tensor:
 
 def _pinned_copy(tensor: Tensor) -> Tensor:
     if isinstance(tensor, torch.nn.Parameter):
-        copy = torch.nn.Parameter(_pinned_copy(tensor.data), requires_grad=tensor.requires_grad)
-        copy.grad = None if tensor.grad is None else pin_memory(tensor.grad)
-        return copy
+        parameter = torch.nn.Parameter(_pinned_copy(tensor.data), tensor.requires_grad)
+        parameter.grad = None if tensor.grad is None else pin_memory(tensor.grad)
+        return parameter
     if type(tensor) is not Tensor:
         copy = _pinned_copy(tensor.as_subclass(Tensor)).as_subclass(type(tensor))
         copy.__dict__.update(tensor.__dict__)

@@ -483,7 +483,9 @@ def test_without_streams_nothing_is_fetched_ahead_R123(where, monkeypatch):
 
 
 @pytest.fixture
-def late_copies() -> Iterator[str]:
+def late_copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A device where a copy lands only when somebody waits for it, never by the time of day."""
+    monkeypatch.setattr(prefetch.TorchBackend, "is_done", lambda self, event: False)
     with simulate("sim", async_copies=True):
         yield "sim:0"
 
