@@ -112,7 +112,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     device = Device(options.device)
-    print(f"device: {device} ({device.name}): {device.why}")
+    print(f"device: {device} ({device.name})", device.why and f"- {device.why}")
 
     train = DataLoader(
         Digits(train=True),

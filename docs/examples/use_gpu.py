@@ -30,7 +30,7 @@ def lesson() -> None:
     gpus = [device for device in Device.available() if device.is_accelerator]
     print(f"   {len(gpus)} found: {', '.join(f'{gpu} ({gpu.name})' for gpu in gpus) or 'none'}")
     device = Device("auto")
-    print(f"   the best device here: {device} - {device.why}")
+    print(f"   the best device here: {device}", device.why and f"- {device.why}")
 
     print("2. A tensor lives on the CPU unless told otherwise.")
     on_cpu = torch.tensor([1.0, 2.0, 3.0])
