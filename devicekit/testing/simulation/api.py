@@ -110,20 +110,24 @@ class Simulation:
         # Torch's C++ claims the name "cuda" for itself: there our devices are "sim", shown as "cuda".
         registration.register("sim" if self.name == "cuda" else self.name)
         patches = Patches()
-        patches.set(state, "config", self._config)
-        registration.install(patches)
-        processes.install(patches)
-        if self.name == "cuda":
-            as_cuda.install(patches)
-        if self._config.async_copies:
-            patches.set(state, "copy", streams.copy)
-            patches.set(state, "before_kernel", streams.before_kernel)
-            patches.set(state, "allocated", streams.allocated)
-            patches.set(state, "host_read", streams.wait_for_host_read)
-            patches.set(state, "record_stream", streams.record_stream)
-        tensors.forget_templates()
+        try:
+            patches.set(state, "config", self._config)
+            registration.install(patches)
+            processes.install(patches)
+            tensors.forget_templates()
+            rng.forget()
+            if self._config.async_copies:
+                patches.set(state, "copy", streams.copy)
+                patches.set(state, "before_kernel", streams.before_kernel)
+                patches.set(state, "allocated", streams.allocated)
+                patches.set(state, "host_read", streams.wait_for_host_read)
+                patches.set(state, "record_stream", streams.record_stream)
+            if self.name == "cuda":
+                as_cuda.install(patches)
+        except BaseException:
+            patches.undo()
+            raise
         state.current.index = 0
-        rng.forget()
         self._patches = patches
         _running.append(self)
 

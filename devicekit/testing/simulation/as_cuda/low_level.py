@@ -210,6 +210,8 @@ NAMESPACE: dict[str, Any] = {
     "ipc_collect": _nothing,
     "getCurrentStream": _get_current_stream,
     "getDefaultStream": _get_default_stream,
+    # torch._dynamo takes it when it is imported, which an optimizer's first step does.
+    "getCurrentRawStream": lambda index: _get_current_stream(index)[0],
     "setStream": _set_stream,
     "getStreamFromExternal": _refuse("streams of other libraries"),
     "isCurrentStreamCapturing": lambda: False,
