@@ -36,7 +36,7 @@ class Record:
                 continue
             value = getattr(self, item.name)
             found[item.name] = _plain(value)
-            if value is None or item.name in self.reasons:
+            if value is None or (value == () and item.name in self.reasons):
                 found[f"{item.name}_reason"] = self.reasons.get(item.name, "not_applicable")
         return found
 

@@ -4,6 +4,7 @@ Everything here asks NVML, the library behind nvidia-smi. Nothing creates a CUDA
 """
 
 from devicekit.monitor.collect import snapshot as snapshot
+from devicekit.monitor.collect import snapshots as snapshots
 from devicekit.monitor.data import Gpu as Gpu
 from devicekit.monitor.data import GpuProcess as GpuProcess
 from devicekit.monitor.data import OwnMemory as OwnMemory
@@ -19,4 +20,5 @@ __all__ = [
     "OwnMemory",
     "Snapshot",
     "snapshot",
+    "snapshots",
 ]

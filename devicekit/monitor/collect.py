@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from devicekit.monitor import visible
-from devicekit.monitor.data import Gpu, OwnMemory, Snapshot
+from devicekit.monitor.data import Gpu, Snapshot
+from devicekit.monitor.numbering import number_gpus
 from devicekit.monitor.nvml import Nvml, Unavailable, session
+from devicekit.monitor.own import own_memory
 from devicekit.monitor.processes import gpu_processes, is_wsl
 from devicekit.monitor.reasons import UNAVAILABLE
 from devicekit.monitor.smi import smi_snapshot
 
-__all__ = ["cuda_version", "number_gpus", "own_memory", "snapshot", "take"]
+__all__ = ["cuda_version", "empty", "snapshot", "snapshots", "take"]
 
 _DRIVER_MODELS = {0: "WDDM", 1: "TCC", 2: "MCDM"}
 # The capabilities of chips without a memory of their own: Jetson (Nano, TX2, Xavier, Orin, Thor
@@ -47,6 +49,30 @@ def snapshot() -> Snapshot:
         if problem.reason in ("no_binding", "wrong_binding"):
             return smi_snapshot(problem)
         return empty(problem)
+
+
+def snapshots(interval_s: float, count: int | None = None) -> Iterator[Snapshot]:
+    """Yield a snapshot now and one after each interval, with NVML kept open in between.
+
+    Args:
+        interval_s: Seconds from one to the next.
+        count: How many to yield; `None`: without end.
+
+    Example:
+        >>> len(list(snapshots(0.01, count=2)))
+        2
+    """
+    with ExitStack() as stack:
+        try:
+            nvml = stack.enter_context(session())
+        except Unavailable:
+            nvml = None
+        start = time.monotonic()
+        for number in itertools.count(1):
+            yield snapshot() if nvml is None else take(nvml)
+            if number == count:
+                return
+            time.sleep(max(start + number * interval_s - time.monotonic(), 0))
 
 
 def empty(problem: Unavailable) -> Snapshot:
@@ -182,7 +208,7 @@ def _all_missing(reason: str) -> dict[str, str]:
 
 def _memory(
     nvml: Nvml, handle: object, capability: str | None
-) -> tuple[dict[str, int], dict[str, str], bool]:
+) -> tuple[dict[str, Any], dict[str, str], bool]:
     """Return the numbers of the memory, the reasons for the missing ones, and if it is unified."""
     version = getattr(nvml.module, "nvmlMemory_v2", None)
     reason: str | None = "binding_too_old"
@@ -207,9 +233,7 @@ def _memory(
     return {**numbers, "memory_reserved_bytes": int(info.reserved)}, {}, False
 
 
-def _mig_devices(
-    nvml: Nvml, handle: object, index: int, driver: str | None
-) -> tuple[Gpu, ...]:
+def _mig_devices(nvml: Nvml, handle: object, index: int, driver: str | None) -> tuple[Gpu, ...]:
     mode, _ = nvml.ask("nvmlDeviceGetMigMode", handle)
     if not mode or mode[0] != 1:
         return ()
@@ -257,90 +281,3 @@ _WHOLE_GPU_ONLY = (
     "power_limit_milliwatts",
     "utilization_percent",
 )
-
-
-def number_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Give each GPU and MIG device the index that CUDA has for it."""
-    parts = [part for gpu in gpus for part in gpu.mig_devices]
-    order = _torch_order()
-    if order is None and gpus:
-        order = visible.cuda_order(
-            [(gpu.uuid, gpu.name) for gpu in gpus],
-            [part.uuid for part in parts if part.uuid],
-            environ,
-            visible.ask_driver,
-        )
-
-    def numbered(gpu: Gpu) -> Gpu:
-        if "uuid" in gpu.reasons:
-            return _without_index(gpu, gpu.reasons["uuid"])
-        if order is None:
-            return _without_index(gpu, "cuda_index_unknown")
-        for index, uuid in enumerate(order):
-            if gpu.uuid is not None and visible.same_uuid(uuid, gpu.uuid):
-                return replace(gpu, cuda_index=index)
-        return _without_index(gpu, "mig" if gpu.mig_devices else "masked")
-
-    return tuple(
-        replace(numbered(gpu), mig_devices=tuple(numbered(part) for part in gpu.mig_devices))
-        for gpu in gpus
-    )
-
-
-def _without_index(gpu: Gpu, reason: str) -> Gpu:
-    return replace(gpu, reasons={**gpu.reasons, "cuda_index": reason})
-
-
-def _torch_cuda() -> Any:
-    """Return `torch.cuda` if this process uses CUDA already, else `None`."""
-    # A torch whose import failed half-way may have no `cuda`.
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return cuda if cuda is not None and cuda.is_initialized() else None
-
-
-def _torch_order() -> list[str] | None:
-    """Return the UUIDs of torch's CUDA devices, if this process uses CUDA already."""
-    cuda = _torch_cuda()
-    if cuda is None:
-        return None
-    found = [
-        getattr(cuda.get_device_properties(index), "uuid", None)
-        for index in range(cuda.device_count())
-    ]
-    return None if None in found else [str(uuid) for uuid in found]
-
-
-def own_memory(gpus: Sequence[Gpu]) -> tuple[OwnMemory, ...]:
-    """Return what this process holds on each CUDA device, without initialising CUDA."""
-    parts = {
-        part.cuda_index: part
-        for gpu in gpus
-        for part in (gpu, *gpu.mig_devices)
-        if part.cuda_index is not None
-    }
-    cuda = _torch_cuda()
-    if cuda is None:
-        code = "cuda_not_initialized" if "torch" in sys.modules else "torch_not_loaded"
-        keys = [key for key in OwnMemory.__dataclass_fields__ if key.endswith("_bytes")]
-        nothing = dict.fromkeys(keys, code)
-        return tuple(OwnMemory(cuda_index=index, reasons=nothing) for index in sorted(parts))
-    return tuple(_own(cuda, index, parts.get(index)) for index in range(cuda.device_count()))
-
-
-def _own(cuda: Any, index: int, gpu: Gpu | None) -> OwnMemory:
-    mine = [process for process in gpu.processes if process.is_this_process] if gpu else []
-    process = mine[0].memory_used_bytes if mine else None
-    reserved = cuda.memory_reserved(index)
-    reasons = {}
-    if process is None:
-        why = mine[0].reasons["memory_used_bytes"] if mine else "not_found"
-        reasons = {"process_bytes": why, "context_bytes": why}
-    return OwnMemory(
-        cuda_index=index,
-        allocated_bytes=cuda.memory_allocated(index),
-        reserved_bytes=reserved,
-        peak_allocated_bytes=cuda.max_memory_allocated(index),
-        process_bytes=process,
-        context_bytes=None if process is None else max(process - reserved, 0),
-        reasons=reasons,
-    )

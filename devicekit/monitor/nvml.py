@@ -85,7 +85,8 @@ class Nvml:
 
     def first(self, names: tuple[str, ...], *args: Any) -> tuple[Any, str | None]:
         """Ask the functions in turn until one exists both in the binding and in the driver."""
-        value, reason = None, "driver_too_old"
+        value: Any = None
+        reason: str | None = "driver_too_old"
         for name in names:
             value, reason = self.ask(name, *args)
             if reason not in ("driver_too_old", "binding_too_old"):

@@ -20,8 +20,8 @@ PROC = Path("/proc")
 _HOST_NAMESPACE = "pid:[4026531836]"
 _NOT_AVAILABLE = 2**64 - 1
 _LARGEST_PID = 2**31 - 1
-# Drivers in this range fill a longer struct in the third version of the call than the binding
-# reads, so that every entry but the first is garbage (nvitop issue 75); the second version is right.
+# In the third version of the call these drivers fill a longer struct than the binding reads, so
+# that all entries but the first are garbage (nvitop issue 75); the second version is right.
 _BROKEN_V3 = ((535, 43), (535, 98))
 
 Kind = Literal["compute", "graphics", "compute+graphics"]

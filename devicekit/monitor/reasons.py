@@ -11,8 +11,8 @@ REASONS = {
     "container": "NVML counts processes as the host does, and this is a container with its own "
     "process ids; start it with --pid=host to see names",
     "corrupt_text": "the driver returned text that is not UTF-8",
-    "cuda_index_unknown": "the variables leave CUDA's order open and its driver could not be asked; "
-    "set CUDA_DEVICE_ORDER=PCI_BUS_ID",
+    "cuda_index_unknown": "the variables leave CUDA's order open and the CUDA driver could not be "
+    "asked; set CUDA_DEVICE_ORDER=PCI_BUS_ID",
     "cuda_not_initialized": "this process has not used CUDA yet",
     "driver_too_old": "the driver does not have this function",
     "exited": "the process ended while it was looked at",

@@ -12,7 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from devicekit.monitor.data import Gpu, GpuProcess, Snapshot
+from devicekit.monitor.numbering import number_gpus
 from devicekit.monitor.nvml import Unavailable
+from devicekit.monitor.own import own_memory
 
 __all__ = ["number", "smi_snapshot"]
 
@@ -68,7 +70,7 @@ def smi_snapshot(problem: Unavailable) -> Snapshot:
         problem: Why NVML could not be asked; it becomes a note, or the problem itself where
             nvidia-smi is not installed either.
     """
-    from devicekit.monitor.collect import empty, number_gpus, own_memory
+    from devicekit.monitor.collect import empty  # it imports this module
 
     if shutil.which("nvidia-smi") is None:
         return empty(problem)

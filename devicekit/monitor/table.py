@@ -205,14 +205,13 @@ def _unit(value: int | None, divisor: int, unit: str) -> str:
 
 
 def _process_row(gpu: Gpu, process: GpuProcess) -> tuple[str, ...]:
-    name = process.name or NA
     return (
         _place(gpu),
-        str(process.pid),
+        f"{process.pid}{'*' if process.is_this_process else ''}",
         _KINDS[process.kind],
         size(process.memory_used_bytes),
         _unit(process.sm_percent, 1, "%"),
-        f"{name} (this process)" if process.is_this_process else name,
+        process.name or NA,
     )
 
 
@@ -242,6 +241,8 @@ def _notes(shot: Snapshot) -> list[str]:
             if place not in places:
                 places.append(place)
     lines = []
+    if any(p.is_this_process for _, p in _records(shot) if isinstance(p, GpuProcess)):
+        lines.append("* this process")
     for why, cells in missing.items():
         together: dict[str, list[str]] = {}
         for what, places in cells.items():
