@@ -1,5 +1,6 @@
-"""From a failure or a model to a report with names."""
+"""From a failure or a model to a report with names: `explain` and `audit`."""
 
+from devicekit.diagnosis.auditing import Audit, Finding, audit
 from devicekit.diagnosis.explanation import explain
 
-__all__ = ["explain"]
+__all__ = ["Audit", "Finding", "audit", "explain"]

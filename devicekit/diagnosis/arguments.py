@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from devicekit.diagnosis.frames import Call, calls_of
+from devicekit.diagnosis.making import inline
 from devicekit.diagnosis.mentions import Mention, mentions
-from devicekit.diagnosis.origin import Origin, Search, inline, is_assignable, trace
+from devicekit.diagnosis.origin import is_assignable, search_in, trace
 from devicekit.diagnosis.report import Report, Row, mismatch
+from devicekit.diagnosis.search import Origin
 from devicekit.diagnosis.source import Fix
 from devicekit.diagnosis.tensors import describe, devices_of, is_free
 
@@ -68,7 +70,7 @@ def report_of_arguments(
     rows = [row for argument in modules or right[:_MANY_RIGHT] for row in _rows(argument, target)]
     origins = [caller.origin(argument) for argument in off]
     for argument, origin in zip(off, origins, strict=True):
-        suffix = f", {origin.what}" if origin is not None and "DataLoader" in origin.what else ""
+        suffix = f", {origin.what}" if origin is not None and origin.is_batch else ""
         rows += _off_rows(argument, target, suffix)
     ordered = [target, *(device for device in devices if device != target)]
     problem = mismatch(ordered)
@@ -131,13 +133,13 @@ class _Caller:
         """What an argument is in the caller, with the fix there."""
         mention = self._mention(argument)
         if mention is None:
-            made = inline(Search(self.users, self.target)) if self.users else None
+            made = inline(search_in(self.users, self.target, "")) if self.users else None
             if made is not None and not isinstance(argument.value, nn.Module):
                 return made[1]
             return None
-        search = Search(self.users, self.target)
+        search = search_in(self.users, self.target, "")
         found = trace(search, argument.value, mention.node)
-        if found is not None and "DataLoader" in found.what:
+        if found is not None and found.is_batch:
             return found
         if isinstance(mention.node, ast.Name) and is_assignable(mention.node.id, self.users[0]):
             return Origin("", None, mention.node.id)

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from devicekit.diagnosis.frames import MISSING, Call, calls_of, is_library, lookup
+from devicekit.diagnosis.making import inline
 from devicekit.diagnosis.mentions import Mention, mentions
 from devicekit.diagnosis.messages import devices_in, is_suspect, wants_host
-from devicekit.diagnosis.origin import Origin, Search, inline, trace
+from devicekit.diagnosis.origin import inside, search_in, trace, use
 from devicekit.diagnosis.report import Report, Row, Site, mismatch
+from devicekit.diagnosis.search import Origin
 from devicekit.diagnosis.source import Fix, line_of
 from devicekit.diagnosis.tensors import (
     describe,
@@ -206,9 +208,12 @@ def _origin(
     calls: list[Call], thing: _Thing, off: Sequence[tuple[str, Tensor]], target: torch.device
 ) -> Origin | None:
     value, node = thing.mention.value, thing.mention.node
-    search = Search(calls, target)
+    search = search_in(calls, target, calls[0].file)
     if isinstance(value, nn.Module) and len(off) < len(thing.tensors):
-        return search.inside(value, off)
+        return inside(search, value, off)
+    if target.type == "cpu" and isinstance(value, Tensor):
+        # The operation runs on the host: the tensor is right where it is, until here.
+        return use(search, node, 0, "")
     return trace(search, value, node)
 
 
@@ -240,7 +245,7 @@ def _of_generator(
         target = _demanded(calls[0], things, wanted)
         if target is None or device.type == target.type:
             continue
-        origin = trace(Search(calls, target), mention.value, mention.node)
+        origin = trace(search_in(calls, target, calls[0].file), mention.value, mention.node)
         rows = [row for thing in things if thing.tensors for row in _rows(thing, thing.tensors, "")]
         rows.append(Row(str(device), mention.path, "generator of another device"))
         fixes = [origin.fix] if origin is not None and origin.fix is not None else []
@@ -249,7 +254,7 @@ def _of_generator(
 
 
 def _demanded(call: Call, things: Sequence[_Thing], wanted: str) -> torch.device | None:
-    """The device that an operation runs on: of its tensors, of `device=`, or by the error's text."""
+    """The device that an operation runs on, by its tensors, by `device=`, or by the error."""
     for device in devices_of(t for thing in things for _, t in thing.tensors):
         if device.type != "cpu":
             return device
@@ -270,7 +275,7 @@ def _of_inline(
     """All names agree: the one that is off was made in the statement itself."""
     if target.type == "cpu":
         return None
-    made = inline(Search(calls, target))
+    made = inline(search_in(calls, target, calls[0].file))
     if made is None:
         return None
     source, origin = made

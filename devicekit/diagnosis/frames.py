@@ -48,7 +48,13 @@ class Call:
 
     @property
     def file(self) -> str:
+        """The file that the code came from."""
         return self.code.co_filename
+
+    @property
+    def first_line(self) -> int:
+        """The line on which the running statement begins."""
+        return self.statement.lineno if self.statement is not None else self.line
 
     @property
     def name(self) -> str:
@@ -63,6 +69,7 @@ class Call:
         return function_at(self.tree, self.code)
 
     def arguments(self) -> tuple[str, ...]:
+        """The names of the function's arguments."""
         code = self.code
         count = code.co_argcount + code.co_kwonlyargcount
         count += bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args, **kwargs
@@ -78,8 +85,8 @@ class Call:
 
 def is_library(filename: str) -> bool:
     """Say whether a file belongs to torch, to Python or to this library: not to the user."""
-    if filename.startswith("<") and not filename.startswith(("<stdin>", "<ipython", "<doctest")):
-        return filename.startswith(("<frozen", "<string>", "<eval_with_key>", "<attrs", "<torch"))
+    if filename.startswith("<"):
+        return filename.startswith(("<frozen", "<eval_with_key>", "<attrs"))
     path = os.path.realpath(filename)
     if path.startswith((_TORCH, _SELF)):
         return True

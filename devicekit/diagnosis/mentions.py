@@ -60,9 +60,8 @@ def _can_hold_tensors(value: Any) -> bool:
         return False
     if isinstance(value, list | tuple | dict | set):
         return len(value) > 0
-    if type(value).__name__ in ("builtin_function_or_method", "function", "module", "method"):
-        return False
-    return True
+    kinds = ("builtin_function_or_method", "function", "module", "method")
+    return type(value).__name__ not in kinds
 
 
 def _text(node: ast.expr, call: Call) -> str:

@@ -8,7 +8,7 @@ import re
 
 __all__ = ["devices_in", "is_suspect", "wants_host"]
 
-# Any of these makes a text a suspect. Broad on purpose: a text that matches by chance is let go when
+# Any of these makes a text a suspect. Broad on purpose: what matches by chance is let go when
 # the tensors turn out to agree.
 _SUSPECT = re.compile(
     r"""
@@ -27,7 +27,7 @@ _SUSPECT = re.compile(
     | input\ type\ .*\ bias\ type\ .*should\ be\ the\ same
     | input\ and\ (?:hidden|parameter)\ tensors\ are\ not\ at
     | dense\ tensor,\ but\ got\ tensor\ on\ device
-    | \.device\(\)\ ==\ | get_device\(\)\ ==\ 
+    | \.device\(\)\ == | get_device\(\)\ ==
     | should\ be\ (?:either\ )?on\ cpu
     | should\ (?:always\ )?be\ on\ (?:the\ )?cpu
     | must\ (?:all\ )?(?:be|reside|live)\ on\ (?:the\ )?(?:cpu|cuda|gpu|device)

@@ -26,12 +26,21 @@ class Fix:
 
 
 def line_of(filename: str, number: int) -> str:
+    """One line of a file, without its end."""
     return linecache.getline(filename, number).rstrip("\r\n")
 
 
 def insert(filename: str, node: ast.expr, text: str, statement: ast.stmt | None = None) -> str:
     """The source line on which an expression ends, with a text inserted after it."""
     return _edit(filename, node.end_lineno or 0, node.end_col_offset or 0, text, statement)
+
+
+def wrap(filename: str, node: ast.expr, before: str, after: str, statement: ast.stmt | None) -> str:
+    """The source line of an expression on one line, with texts put around it."""
+    line = _edit(filename, node.end_lineno or 0, node.end_col_offset or 0, after, statement)
+    indent = len(line_of(filename, node.lineno)) - len(line_of(filename, node.lineno).lstrip())
+    column = node.col_offset - indent
+    return (line.encode()[:column] + before.encode() + line.encode()[column:]).decode()
 
 
 def add_keyword(filename: str, call: ast.Call, text: str, statement: ast.stmt | None = None) -> str:
@@ -73,28 +82,70 @@ def lines_of(statement: ast.stmt) -> str:
     return f"lines {statement.lineno}-{last}"
 
 
-def statements_in(function: ast.AST) -> Iterator[ast.AST]:
-    """The statements, loops and named expressions of a function, not of the functions inside it."""
-    pending = list(ast.iter_child_nodes(function))
-    while pending:
-        node = pending.pop(0)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            continue
-        yield node
-        pending.extend(ast.iter_child_nodes(node))
+_Block = tuple[ast.AST, str, list[ast.stmt]]
 
 
 def binding_of(function: ast.AST, name: str, before: int) -> ast.AST | None:
     """What last bound a name before a line: an assignment, a loop, a `with`, a walrus.
 
-    Where every binding comes later in the text (in a loop, say), the last of them.
+    Leaves out what cannot have run before the line: the other branch of an `if`, a block that ends
+    in `return`. Where every binding comes later in the text, the last one in the same loop.
     """
-    found = [node for node in statements_in(function) if _binds(node, name)]
     if isinstance(function, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
-        found += [one for one in function.generators if _names(one.target, name)]
-    earlier = [node for node in found if getattr(node, "lineno", 0) <= before]
-    candidates = earlier or found
-    return max(candidates, key=lambda node: getattr(node, "lineno", 0)) if candidates else None
+        return next((one for one in function.generators if _names(one.target, name)), None)
+    earlier: list[ast.AST] = []
+    later: list[ast.AST] = []
+    for node, blocks in _statements(function, ()):
+        if not _binds(node, name):
+            continue
+        line = getattr(node, "lineno", 0)
+        if line < before or isinstance(node, ast.NamedExpr):
+            if not any(_is_closed(block, before) for block in blocks):
+                earlier.append(node)
+        elif any(_is_loop_around(block, before) for block in blocks):
+            later.append(node)
+    found = earlier or later
+    return max(found, key=lambda node: getattr(node, "lineno", 0)) if found else None
+
+
+def _statements(
+    node: ast.AST, blocks: tuple[_Block, ...]
+) -> Iterator[tuple[ast.AST, tuple[_Block, ...]]]:
+    """The nodes inside a node that can bind names, each with the blocks it stands in."""
+    for field, value in ast.iter_fields(node):
+        if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+            inner = (*blocks, (node, field, value))
+        else:
+            inner = blocks
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST):
+                continue
+            if isinstance(
+                child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+            ):
+                continue
+            yield child, inner
+            yield from _statements(child, inner)
+
+
+def _is_closed(block: _Block, line: int) -> bool:
+    """Whether what a block did cannot be seen on a line behind it."""
+    node, field, body = block
+    if body[0].lineno <= line <= (body[-1].end_lineno or body[-1].lineno):
+        return False
+    if isinstance(body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
+        return True
+    other = getattr(node, "orelse" if field == "body" else "body", None)
+    if not isinstance(node, ast.If) or not other:
+        return False
+    return bool(other[0].lineno <= line <= (other[-1].end_lineno or other[-1].lineno))
+
+
+def _is_loop_around(block: _Block, line: int) -> bool:
+    node, _, body = block
+    if not isinstance(node, ast.For | ast.AsyncFor | ast.While):
+        return False
+    return body[0].lineno <= line <= (body[-1].end_lineno or body[-1].lineno)
 
 
 def _binds(node: ast.AST, name: str) -> bool:
@@ -124,7 +175,7 @@ def stores_of(function: ast.AST, attribute: str) -> list[ast.Assign | ast.AnnAss
         return []
     me = (arguments.posonlyargs + arguments.args)[0].arg
     found: list[ast.Assign | ast.AnnAssign] = []
-    for node in statements_in(function):
+    for node, _ in _statements(function, ()):
         targets: list[ast.expr] = []
         if isinstance(node, ast.Assign):
             targets = node.targets

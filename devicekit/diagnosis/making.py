@@ -1,0 +1,172 @@
+"""Expressions that make tensors: factories without `device=`, loaders, generators."""
+
+import ast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from devicekit.diagnosis.frames import MISSING, Call, lookup
+from devicekit.diagnosis.mentions import mentions
+from devicekit.diagnosis.search import Origin, Search, short
+from devicekit.diagnosis.source import Fix, add_keyword, insert
+
+__all__ = ["call_of", "factory_in", "generator_in", "inline", "loader_in", "spine"]
+
+# Functions of torch that make a tensor from numbers and take `device=`.
+_FACTORIES = frozenset(
+    id(getattr(torch, name))
+    for name in (
+        "arange",
+        "asarray",
+        "as_tensor",
+        "bartlett_window",
+        "blackman_window",
+        "empty",
+        "empty_strided",
+        "eye",
+        "full",
+        "hamming_window",
+        "hann_window",
+        "kaiser_window",
+        "linspace",
+        "logspace",
+        "ones",
+        "rand",
+        "randint",
+        "randn",
+        "randperm",
+        "range",
+        "scalar_tensor",
+        "sparse_coo_tensor",
+        "tensor",
+        "tril_indices",
+        "triu_indices",
+        "zeros",
+    )
+)
+_SCALAR_FACTORIES = frozenset({id(torch.tensor), id(torch.as_tensor), id(torch.scalar_tensor)})
+_LOADER_ITERATORS = ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter")
+_SAME_DEVICE = frozenset({"T", "mT", "H", "mH", "data", "real", "imag", "grad"})
+
+
+def factory_in(node: ast.AST | None, call: Call) -> ast.Call | None:
+    """The first call in an expression that makes a tensor without a word on the device."""
+    for one in ast.walk(node) if node is not None else ():
+        if (
+            isinstance(one, ast.Call)
+            and not any(keyword.arg in ("device", None) for keyword in one.keywords)
+            and id(lookup(one.func, call)) in _FACTORIES
+            and not _is_scalar(one, call)
+        ):
+            return one
+    return None
+
+
+def _is_scalar(made: ast.Call, call: Call) -> bool:
+    """Whether a call makes a CPU scalar, which may meet any tensor."""
+    if id(lookup(made.func, call)) not in _SCALAR_FACTORIES or not made.args:
+        return False
+    return isinstance(made.args[0], ast.Constant | ast.UnaryOp)
+
+
+def call_of(node: ast.AST, call: Call, function: object) -> ast.Call | None:
+    """The first call of a function in an expression."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Call) and lookup(one.func, call) is function:
+            return one
+    return None
+
+
+def generator_in(node: ast.AST, call: Call) -> ast.Call | None:
+    """The first `torch.Generator()` in an expression that says no device."""
+    made = call_of(node, call, torch.Generator)
+    return made if made is not None and not made.args and not made.keywords else None
+
+
+def loader_in(node: ast.AST, call: Call) -> str | None:
+    """The data loader that an expression draws from: `loader`, `enumerate(loader)`, `next(it)`."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Name | ast.Attribute):
+            value = lookup(one, call)
+            if isinstance(value, DataLoader) or type(value).__name__ in _LOADER_ITERATORS:
+                return ast.unparse(one)
+    return None
+
+
+def spine(node: ast.expr) -> ast.expr:
+    """What an expression starts from: `self.pos` in `self.pos[:n].unsqueeze(0)`."""
+    while True:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            node = node.func.value
+        elif isinstance(node, ast.Subscript) or (
+            isinstance(node, ast.Attribute) and node.attr in _SAME_DEVICE
+        ):
+            node = node.value
+        else:
+            return node
+
+
+def inline(search: Search, expression: ast.expr | None = None) -> tuple[str, Origin] | None:
+    """Find a tensor without a name: made, or moved away, within the statement that failed.
+
+    Args:
+        search: The frames; the statement is that of the innermost.
+        expression: The part of the statement to look at; by default what failed.
+
+    Returns:
+        The text of the part that makes the tensor, and what it is.
+    """
+    call = search.calls[0]
+    expression = expression or call.expression
+    if expression is None:
+        return None
+    factory = factory_in(expression, call)
+    if factory is not None:
+        device = search.device_code(0, call.line)
+        line = add_keyword(call.file, factory, f"device={device}", call.statement)
+        place = search.place("instead of", factory.end_lineno or 0, call.file)
+        return short(ast.unparse(factory)), Origin("made here without device=", Fix(line, place))
+    operands = [one for one in _operands(expression) if _is_unknown(one, call)]
+    moved = [one for one in operands if _moves(one)]
+    if len(moved or operands) != 1:
+        return None
+    operand = (moved or operands)[0]
+    what = "moved here" if moved else "made by this call"
+    line = insert(call.file, operand, search.move(0, call.line), call.statement)
+    place = search.place("instead of", operand.end_lineno or 0, call.file)
+    return short(ast.unparse(operand)), Origin(what, Fix(line, place))
+
+
+def _operands(expression: ast.expr) -> list[ast.expr]:
+    if isinstance(expression, ast.BinOp):
+        return [expression.left, expression.right]
+    if isinstance(expression, ast.Compare):
+        return [expression.left, *expression.comparators]
+    if isinstance(expression, ast.Subscript):
+        return [expression.value, expression.slice]
+    if not isinstance(expression, ast.Call):
+        return []
+    given = [*expression.args, *(keyword.value for keyword in expression.keywords)]
+    if isinstance(expression.func, ast.Attribute):
+        given.insert(0, expression.func.value)
+    flat: list[ast.expr] = []
+    for one in given:
+        flat += one.elts if isinstance(one, ast.List | ast.Tuple) else [one]
+    return flat
+
+
+def _is_unknown(node: ast.expr, call: Call) -> bool:
+    """Whether an operand is computed, and nothing in it tells on which device."""
+    if not isinstance(node, ast.Call | ast.Attribute) or lookup(node, call) is not MISSING:
+        return False
+    return _moves(node) or not any(isinstance(m.value, Tensor) for m in mentions(node, call))
+
+
+def _moves(node: ast.expr) -> bool:
+    return any(
+        isinstance(one, ast.Call)
+        and isinstance(one.func, ast.Attribute)
+        and one.func.attr in ("cpu", "to", "cuda")
+        for one in ast.walk(node)
+    )
