@@ -6,7 +6,6 @@ per tensor as long as the tensors are small. `pack` puts the small ones into one
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Generic, Literal, NamedTuple, TypeVar, cast
 
 import torch
@@ -50,9 +49,10 @@ class _Segment(NamedTuple):
 
     dtype: torch.dtype
     start: int  # bytes
+    size: int  # bytes
     slots: tuple[int, ...]
-    shapes: tuple[tuple[int, ...], ...]  # one for all if they are equal
-    strides: tuple[tuple[int, ...], ...]
+    shape: tuple[int, ...] | None  # if it is the same for all, and all are contiguous
+    places: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...]  # else: shape, stride, offset
 
 
 class Packed(Generic[T]):
@@ -145,25 +145,21 @@ def pack(data: T) -> Packed[T]:
     for index, leaf in enumerate(leaves):
         by_dtype.setdefault(leaf.dtype, []).append(index)
 
-    segments, parts, end = [], [], 0
+    plans, end = [], 0
     for dtype, slots in by_dtype.items():
-        members = [leaves[slot] for slot in slots]
-        segment, flat = _lay_out(dtype, end, slots, members)
-        size = sum(member.nbytes for member in members)
-        segments.append(segment)
-        parts.append((flat, end, size, dtype))
-        end += -(-size // _ALIGNMENT) * _ALIGNMENT
-    if parts:
-        end = parts[-1][1] + parts[-1][2]  # nothing follows the last segment
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        plan = _lay_out(dtype, start, slots, [leaves[slot] for slot in slots])
+        plans.append(plan)
+        end = start + plan[0].size
 
     if get_worker_info() is not None:
         buffer = compat.shared_memory(end)
     else:
         buffer = torch.empty(end, dtype=torch.uint8, device="cpu")
-    for flat, start, size, dtype in parts:
-        if size:
-            torch.cat(flat, out=buffer[start : start + size].view(dtype))
-    return Packed(buffer, rest, tuple(segments))
+    for segment, flat in plans:
+        if segment.size:
+            torch.cat(flat, out=_typed(buffer, segment))
+    return Packed(buffer, rest, tuple(segment for segment, _ in plans))
 
 
 def unpack(packed: Packed[T]) -> T:
@@ -222,15 +218,21 @@ def _lay_out(
 ) -> tuple[_Segment, list[Tensor]]:
     """Plan one segment; return it with its members as one-dimensional tensors in order."""
     dense = [each if each.is_contiguous() else each.clone() for each in members]
-    shapes = tuple(tuple(each.shape) for each in dense)
-    strides = tuple(each.stride() for each in dense)
-    if len(set(shapes)) == 1 and all(each.is_contiguous() for each in dense):
-        shapes, strides = shapes[:1], ()
-    flat = [
-        each.view(-1) if each.is_contiguous() else each.as_strided((each.numel(),), (1,))
-        for each in dense
-    ]
-    return _Segment(dtype, start, tuple(slots), shapes, strides), flat
+    same = all(each.shape == dense[0].shape and each.is_contiguous() for each in dense)
+    places, flat, offset = [], [], 0
+    for each in dense:
+        count = each.numel()
+        flat.append(each.view(-1) if each.is_contiguous() else each.as_strided((count,), (1,)))
+        if not same:
+            places.append((tuple(each.shape), each.stride(), offset))
+        offset += count
+    shape = tuple(dense[0].shape) if same else None
+    size = offset * dtype.itemsize
+    return _Segment(dtype, start, size, tuple(slots), shape, tuple(places)), flat
+
+
+def _typed(buffer: Tensor, segment: _Segment) -> Tensor:
+    return buffer[segment.start : segment.start + segment.size].view(segment.dtype)
 
 
 def _views(buffer: Tensor, segment: _Segment) -> list[Tensor]:
@@ -240,26 +242,8 @@ def _views(buffer: Tensor, segment: _Segment) -> list[Tensor]:
     another fail ("modified by an inplace operation"). `.data` gives each its own; `detach` would
     not.
     """
-    if not segment.strides:
-        shape = segment.shapes[0]
-        base = _typed(buffer, segment, len(segment.slots) * _numel(shape))
-        return [view.data for view in base.view(len(segment.slots), *shape).unbind(0)]
-    base = _typed(buffer, segment, sum(map(_numel, segment.shapes)))
-    offset, views = base.storage_offset(), []
-    strided: Callable[..., Tensor] = base.as_strided
-    for shape, stride in zip(segment.shapes, segment.strides, strict=True):
-        views.append(strided(shape, stride, offset).data)
-        offset += _numel(shape)
-    return views
-
-
-def _typed(buffer: Tensor, segment: _Segment, count: int) -> Tensor:
-    end = segment.start + count * segment.dtype.itemsize
-    return buffer[segment.start : end].view(segment.dtype)
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+    base = _typed(buffer, segment)
+    if segment.shape is not None:
+        return [view.data for view in base.view(len(segment.slots), *segment.shape).unbind(0)]
+    begin, strided = base.storage_offset(), base.as_strided
+    return [strided(shape, stride, begin + at).data for shape, stride, at in segment.places]
