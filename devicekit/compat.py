@@ -5,9 +5,11 @@ Each function here says what it stands for and has a test that fails when torch 
 
 import copy
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import _lru_cache_wrapper, cache
+from mmap import ACCESS_READ, mmap
 from types import FunctionType, ModuleType
 from typing import Any, cast
 
@@ -44,15 +46,32 @@ def private_backend() -> str | None:
 
 
 def cuda_arch_list() -> tuple[str, ...]:
-    """The GPU architectures that this build of torch has kernels for, such as "sm_90".
+    """The GPU architectures that this build of torch has kernels for; empty if unknown.
 
-    `torch.cuda.get_arch_list` is the same in new versions, but up to torch 2.9 (at least) it calls
-    `torch.cuda.is_available` first, which spoils a later fork.
+    `torch.cuda.get_arch_list` says it too, but marks the process as one whose forked children
+    cannot use CUDA (as of torch 2.14), and up to torch 2.9 also initialises the driver. So before
+    CUDA is in use, the text is read from torch's library, where it stands between other texts.
     """
-    if not hasattr(torch._C, "_cuda_getArchFlags"):
+    cuda = torch.cuda
+    if cuda.is_initialized() or not hasattr(os, "fork"):  # type: ignore[no-untyped-call]
+        return tuple(cuda.get_arch_list())
+    return _arch_list_in_library()
+
+
+_ARCHS = re.compile(rb"sm_[0-9]+[af]?(?: (?:sm|compute)_[0-9]+[af]?)*\0")
+
+
+@cache
+def _arch_list_in_library() -> tuple[str, ...]:
+    path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_python.so")
+    try:
+        with open(path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            found = {match[0] for match in _ARCHS.finditer(content)}
+    except OSError:
         return ()
-    flags: str | None = torch._C._cuda_getArchFlags()
-    return tuple(flags.split()) if flags else ()
+    if len(found) != 1:
+        return ()
+    return tuple(found.pop().rstrip(b"\0").decode().split())
 
 
 def visible_devices() -> list[int] | list[str]:

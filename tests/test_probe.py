@@ -662,7 +662,11 @@ if os.fork() == 0:
     os.write(write, b"bad" if bad else b"good")
     os._exit(0)
 os.wait()
+from devicekit import compat
+archs = compat.cuda_arch_list()
 print(json.dumps({
+    "archs": archs,
+    "torchs_archs": getattr(torch._C, "_cuda_getArchFlags", str)().split(),
     "child": os.read(read, 10).decode(),
     "initialised": torch.cuda.is_initialized(),
     "environment_kept": dict(os.environ) == before,
@@ -703,6 +707,7 @@ def cuda_python() -> str:
 @pytest.mark.slow
 def test_no_driver_for_real(cuda_python: str) -> None:
     answer = ask(cuda_python)
+    assert answer["archs"] == answer["torchs_archs"] != []
     assert answer["build"] is not None
     assert answer["reason"] == "no_driver"
     assert (answer["child"], answer["initialised"]) == ("good", False)
