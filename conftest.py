@@ -12,5 +12,5 @@ pytest_collect_file = Sybil(
         PythonCodeBlockParser(doctest_optionflags=ELLIPSIS | NORMALIZE_WHITESPACE),
         SkipParser(),
     ],
-    patterns=["README*.md", "docs/**/*.md"],
+    patterns=["README*.md", "docs/*.md", "docs/*/*.md"],
 ).pytest()

@@ -5,17 +5,16 @@ import pytest
 
 def test_a_bug_is_red_on_the_simulation_and_green_on_the_cpu(suite: pytest.Pytester) -> None:
     result = suite.runpytest_subprocess("-v")
-    result.stdout.fnmatch_lines(
+    result.stdout.fnmatch_lines_random(
         [
             "devicekit *: devices auto (default)",
             "*::test_good?cpu? PASSED*",
             "*::test_bug?cpu? PASSED*",
-            "*::test_pair?cpu? SKIPPED (needs two devices of one type; cpu has 1)*",
+            "*::test_pair?cpu? SKIPPED (needs two*",
             "*::test_good?sim? PASSED*",
             "*::test_bug?sim? FAILED*",
             "*::test_pair?sim? PASSED*",
             "*::test_plain PASSED*",
-            "*- devicekit -*",
             "tests run on: cpu 2 (1 skipped), sim 3",
             "not exercised: cuda: *",
         ]

@@ -66,7 +66,7 @@ def real_accelerators() -> list[str]:
     return [
         type_
         for type_ in known_types()
-        if type_ not in ("cpu", SIMULATED) and _usable(probe(type_))
+        if type_ not in ("cpu", "meta", SIMULATED) and _usable(probe(type_))
     ]
 
 
