@@ -6,7 +6,7 @@ import torch
 from torch import device as TorchDevice  # the class below has an attribute `torch`
 
 from devicekit import compat
-from devicekit.device.choose import VARIABLES, choose, forget_warnings
+from devicekit.device.choice import VARIABLES, choose, forget_warnings
 from devicekit.device.of import device_of
 from devicekit.device.spec import WITHOUT_INDEX
 from devicekit.probe import accelerator_types, device_name, probe
@@ -62,7 +62,8 @@ class Device(str):
     def torch(self) -> TorchDevice:
         """The `torch.device`."""
         if self._torch is None:
-            self._torch = torch.device(str(self))  # the backend may be registered by now
+            # Unpickled where torch had no such type; the backend may have been imported since.
+            self._torch = Device(str(self), fallback=None).torch
         return self._torch
 
     @property
