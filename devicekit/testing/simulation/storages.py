@@ -1,5 +1,6 @@
 """Storages and `.data` across devices, saving and loading: where torch has no hook for a backend."""
 
+import functools
 from typing import Any
 
 import torch
@@ -79,6 +80,8 @@ def _share_memory(self: torch.UntypedStorage) -> torch.UntypedStorage:
 # ------------------------------------------------------------------ .data
 
 
+# With `wraps`, torch.compile takes it for the builtin that it is put in place of.
+@functools.wraps(private.has_compatible_shallow_copy_type)
 def _has_compatible_shallow_copy_type(one: torch.Tensor, other: torch.Tensor) -> bool:
     if private.has_compatible_shallow_copy_type(one, other):
         return True
@@ -87,7 +90,7 @@ def _has_compatible_shallow_copy_type(one: torch.Tensor, other: torch.Tensor) ->
     return dense and types == {"cpu", state.backend}
 
 
-def _set_data(self: torch.Tensor, value: torch.Tensor) -> None:
+def _set_data(self: torch.Tensor, value: torch.Tensor, owners: int = 1) -> None:
     """Assign `.data`; to another device by giving this Python object a new C++ tensor.
 
     Class, attributes, hooks and weak references stay, and the gradient moves along. (On CUDA the
@@ -97,13 +100,14 @@ def _set_data(self: torch.Tensor, value: torch.Tensor) -> None:
     if not isinstance(value, torch.Tensor) or not _crosses(self, value):
         _plain_data.__set__(self, value)
         return
-    _check_alone(self)
+    _check_alone(self, owners)
     made = value.detach()
     made.requires_grad_(self.requires_grad)
     if self.grad is not None:
         gradient = self.grad
         if _crosses(gradient, value):
-            _set_data(gradient, gradient.detach().to(private.tensor_device(value)))
+            # The tensor that it belongs to is its second owner.
+            _set_data(gradient, gradient.detach().to(private.tensor_device(value)), owners=2)
         made.grad = gradient
     for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         registered = getattr(self, hooks, None)
@@ -117,18 +121,18 @@ def _crosses(one: torch.Tensor, other: torch.Tensor) -> bool:
     return mine != yours and state.backend in (mine, yours)
 
 
-def _check_alone(x: torch.Tensor) -> None:
+def _check_alone(x: torch.Tensor, owners: int) -> None:
     """Check that nothing in C++ would go on using the old tensor behind the Python object.
 
     Raises:
         RuntimeError: A view, a graph or something else does.
     """
     count = x._use_count()  # type: ignore[attr-defined]
-    if count <= 1:
+    if count <= owners:
         return
-    if count == 2 and x.is_leaf and x.requires_grad:
+    if count == owners + 1 and x.is_leaf and x.requires_grad:
         node = torch.autograd.graph.get_gradient_edge(x).node
-        if x._use_count() == 2:  # type: ignore[attr-defined]
+        if x._use_count() == count:  # type: ignore[attr-defined]
             node.register_prehook(_refuse_stale_graph)
             return
     raise RuntimeError(
