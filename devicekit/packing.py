@@ -217,16 +217,18 @@ def _lay_out(
     dtype: torch.dtype, start: int, slots: list[int], members: list[Tensor]
 ) -> tuple[_Segment, list[Tensor]]:
     """Plan one segment; return it with its members as one-dimensional tensors in order."""
-    dense = [each if each.is_contiguous() else each.clone() for each in members]
-    same = all(each.shape == dense[0].shape and each.is_contiguous() for each in dense)
     places, flat, offset = [], [], 0
-    for each in dense:
-        count = each.numel()
-        flat.append(each.view(-1) if each.is_contiguous() else each.as_strided((count,), (1,)))
-        if not same:
-            places.append((tuple(each.shape), each.stride(), offset))
-        offset += count
-    shape = tuple(dense[0].shape) if same else None
+    for each in members:
+        if each.is_contiguous():
+            flat.append(each.view(-1))
+        else:  # `clone` keeps the order of the dimensions, but leaves no gaps
+            each = each.clone()
+            flat.append(each.as_strided((each.numel(),), (1,)))
+        places.append((tuple(each.shape), each.stride(), offset))
+        offset += each.numel()
+    shape = None
+    if members[0].is_contiguous() and len({place[:2] for place in places}) == 1:
+        shape, places = places[0][0], []
     size = offset * dtype.itemsize
     return _Segment(dtype, start, size, tuple(slots), shape, tuple(places)), flat
 
