@@ -7,7 +7,7 @@ FOLDER = Path(__file__).with_name("golden")
 
 
 def assert_screen(name, text):
-    """Compare a text with `golden/<name>.txt`; DEVICEKIT_UPDATE_GOLDEN=1 writes the file instead."""
+    """Compare a text with `golden/<name>.txt`; DEVICEKIT_UPDATE_GOLDEN=1 writes it instead."""
     path = FOLDER / f"{name}.txt"
     lines = [line.rstrip() for line in text.splitlines()]
     found = "\n".join(lines) + "\n"

@@ -173,7 +173,8 @@ def test_r112_words_among_the_numbers(nvidia_smi):
 
 def test_an_old_nvidia_smi_without_the_capability(nvidia_smi):
     rows = "".join(line.rpartition(",")[0] + "\n" for line in GPU_ROWS.splitlines())
-    refuse = 'case "$*" in *compute_cap*) echo "Field \\"compute_cap\\" is not a valid field to query."; exit 2;; esac'
+    words = 'echo "Field compute_cap is not a valid field to query."'
+    refuse = f'case "$*" in *compute_cap*) {words}; exit 2;; esac'
     nvidia_smi(f"{refuse}\n{smi_script(gpus=rows)}")
     found = snapshot()
     assert [gpu.compute_capability for gpu in found.gpus] == [None, None]

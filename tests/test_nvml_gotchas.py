@@ -570,7 +570,7 @@ def test_15_r117_index_text_and_device_name_the_same_gpu():
     for device in (1, "1", "cuda:1", torch.device("cuda:1")):
         assert found.gpu(device).temperature_celsius == 2
     assert found.gpu("cuda").temperature_celsius == 1
-    with pytest.raises(devicekit.DeviceSpecError, match="`device` is 7, but .* cuda:0, cuda:1"):
+    with pytest.raises(devicekit.DeviceSpecError, match=r"`device` is 7, but .* cuda:0, cuda:1"):
         found.gpu(7)
 
 

@@ -135,6 +135,9 @@ def _no_driver(report: Environment, rule: str, source: str) -> Verdict:
 
 def _architecture(report: Environment, gpu: EnvGpu) -> Verdict:
     judged = archs_and_gpu(report.build_archs, gpu.compute_capability, _name(gpu))
+    if judged.level == "error" and gpu.cuda_index is None:
+        # Somebody may have hidden it because torch cannot use it.
+        return replace(judged, level="warning", sentence=f"{judged.sentence}; it is hidden")
     return _overruled(judged) if gpu.kernel == "ok" and judged.level != "ok" else judged
 
 

@@ -28,6 +28,7 @@ def as_text(report: Environment, *, width: int = 80, color: bool = False) -> str
     """Return the report for a terminal of this width."""
     lines = [_fact(label, value, width) for label, value in _facts(report, private=True)]
     lines.append("")
+    told: set[str] = set()
     for verdict in report.verdicts:
         mark: str = verdict.level
         if color:
@@ -35,7 +36,9 @@ def as_text(report: Environment, *, width: int = 80, color: bool = False) -> str
         pad = " " * (9 - len(verdict.level))
         body = f"{verdict.pair}: {verdict.sentence}."
         lines.append(mark + pad + _wrapped(body, width, 9).lstrip())
-        lines.append(_wrapped(f"rule: {verdict.rule} ({verdict.source})", width, 9))
+        if verdict.rule not in told:
+            lines.append(_wrapped(f"rule: {verdict.rule} ({verdict.source})", width, 9))
+        told.add(verdict.rule)
         if verdict.remedy:
             lines.append(_wrapped(f"fix: {verdict.remedy}", width, 9))
     for problem in report.problems:
