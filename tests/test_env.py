@@ -290,9 +290,8 @@ def test_no_driver_is_an_error_only_where_a_gpu_is(on_the_bus, level):
 
 
 def test_a_cpu_build_beside_a_gpu():
-    report = cuda_report(
-        build="cpu", build_cuda=None, torch="2.9.0+cpu", gpus=(gpu_of(kernel=None),)
-    )
+    untried = (gpu_of(kernel=None),)
+    report = cuda_report(build="cpu", build_cuda=None, torch="2.9.0+cpu", gpus=untried)
     assert codes(report) == {
         "imports": "ok",
         "build_without_cuda": "warning",
@@ -525,6 +524,18 @@ DEVICE = {
 }
 
 
+NVCCS = (
+    Nvcc(
+        path="/home/ada/cuda/bin/nvcc",
+        version="12.1",
+        release="12.1.105",
+        found_by="CUDA_HOME",
+        used=True,
+    ),
+    Nvcc(path="/usr/bin/nvcc", version="11.8", release="11.8.89", found_by="PATH", used=False),
+)
+
+
 @pytest.fixture
 def report_of(monkeypatch):
     """Make the report of a machine: what torch says, and the GPUs."""
@@ -547,10 +558,7 @@ def report_of(monkeypatch):
 
 
 def test_r101_four_fields_for_four_versions(report_of):
-    nvcc = Nvcc(
-        path="/opt/cuda/bin/nvcc", version="12.1", release="12.1.105", found_by="PATH", used=True
-    )
-    found = report_of(FACTS, Gpu(), nvccs=[nvcc])
+    found = report_of(FACTS, Gpu(), nvccs=NVCCS)
     assert (found.driver, found.driver_max_cuda, found.build_cuda, found.nvcc) == (
         "550.54.14",
         "12.4",
@@ -660,11 +668,6 @@ def test_the_report_imports_no_torch_here():
 
 # Screens ...
 
-NVCCS = (
-    Nvcc(path="/home/ada/cuda/bin/nvcc", version="12.1", release="12.1.105", found_by="CUDA_HOME", used=True),
-    Nvcc(path="/usr/bin/nvcc", version="11.8", release="11.8.89", found_by="PATH", used=False),
-)  # fmt: skip
-
 
 @pytest.fixture
 def screens(report_of, monkeypatch):
@@ -706,7 +709,7 @@ def test_the_screen(screens, name, width):
 
 def test_the_screen_in_colour(screens):
     screen = as_text(screens("two_gpus"), width=100, color=True)
-    assert "\x1b[31merror\x1b[0m" in screen
+    assert "\x1b[33mwarning\x1b[0m" in screen
     assert_screen("env_two_gpus_100_color", screen)
 
 
