@@ -42,6 +42,7 @@ real_accelerator = _find("torch._C._accelerator_getAccelerator")
 # on the Python level does not change. Seen in 2.13, 2.14.
 storage_over = _find("torch._C._construct_storage_from_data_pointer")
 tensor_device = _find("torch._C.TensorBase.device.__get__")
+StorageBase = _find("torch._C.StorageBase")
 storage_device = _find("torch._C.StorageBase.device.__get__")
 tensor_data = _find("torch._C.TensorBase.data")
 to_dlpack = _find("torch._C._to_dlpack")

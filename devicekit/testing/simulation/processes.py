@@ -9,6 +9,7 @@ it sent ("Producer process has been terminated before all shared CUDA tensors re
 systems cannot do it at all (error 801). None of the three is simulated.)
 """
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -108,16 +109,19 @@ def _reducer_of_tensors(torchs_own: Callable[[Any], Any]) -> Callable[[Any], Any
             return torchs_own(x)  # raises, for any device
         torch.utils.hooks.warn_if_has_hooks(x)
         index = tensors.device_index(x)
-        copy = x.detach().to("cpu", copy=True)
-        return _rebuild_tensor, (type(x), copy, index, x.requires_grad)
+        # Not through shared memory: that is gone with the copy, before another process opens it.
+        file = io.BytesIO()
+        torch.save(x.detach().to("cpu", copy=True), file)
+        return _rebuild_tensor, (type(x), file.getvalue(), index, x.requires_grad)
 
     return reduce_tensor
 
 
 def _rebuild_tensor(
-    kind: type[torch.Tensor], copy: torch.Tensor, index: int, requires_grad: bool
+    kind: type[torch.Tensor], file: bytes, index: int, requires_grad: bool
 ) -> torch.Tensor:
-    made = copy.to(state.device(state.resolve(index)))
+    made = torch.load(io.BytesIO(file), weights_only=True)
+    made = made.to(state.device(state.resolve(index)))
     if issubclass(kind, torch.nn.Parameter):
         return torch.nn.Parameter(made, requires_grad)
     return made.requires_grad_(requires_grad)

@@ -79,6 +79,7 @@ def register(name: str) -> None:
     _register_autocast()
     # For good, each silent outside a simulation: torch has no way to take them back.
     torch.serialization.register_package(1, storages.location, storages.restore)
+    torch.UntypedStorage.__new__ = storages.new  # type: ignore[assignment]
     torch.accelerator.current_accelerator = _current_accelerator
 
 

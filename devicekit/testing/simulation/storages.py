@@ -17,11 +17,14 @@ _plain_clone, _plain_cpu, _plain_to, _plain_share = (
     _Storage.to,
     _Storage.share_memory_,
 )
+_plain_new = private.StorageBase.__new__
 _plain_data = private.tensor_data
+_plain_new_like: Any = torch.Tensor.new
 
 
 def install(patches: Patches) -> None:
     """Teach `torch.UntypedStorage`, `Tensor.data` and `Module.to` about the device."""
+    patches.set(torch.Tensor, "new", _new_like)
     patches.set(_Storage, "clone", _clone)
     patches.set(_Storage, "cpu", _cpu)
     patches.set(_Storage, "to", _to)
@@ -35,6 +38,35 @@ def install(patches: Patches) -> None:
 
 
 # ------------------------------------------------------------------ storages
+
+
+def new(cls: type[torch.UntypedStorage], *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    """Make a storage; replaces `UntypedStorage.__new__`, which has no allocator for the device.
+
+    It stays after the simulation, as the device does: without an allocator, C++ ends the process.
+    """
+    if device is not None:
+        kinds = {state.backend, state.config.name if state.config else state.backend}
+        device = torch.device(device)
+        if device.type in kinds:
+            index = state.resolve(device)
+            return tensors.device_storage(_plain_new(_Storage, *args, **kwargs), index)
+        kwargs["device"] = device
+    return _plain_new(cls, *args, **kwargs)
+
+
+def _new_like(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Make a tensor on the device of this one: `Tensor.new`, which collates in a loader's worker."""
+    if not tensors.is_on_device(self):
+        return _plain_new_like(self, *args, **kwargs)
+    if len(args) == 1 and type(args[0]) in (list, tuple):
+        return self.new_tensor(args[0])
+    before = state.current.index
+    state.current.index = tensors.device_index(self)  # C++ asks the guard, which knows only one
+    try:
+        return _plain_new_like(self, *args, **kwargs)
+    finally:
+        state.current.index = before
 
 
 def _on_device(storage: torch.UntypedStorage) -> bool:
@@ -164,6 +196,8 @@ def restore(storage: Any, tag: str) -> torch.UntypedStorage | None:
     kind, _, index = tag.partition(":")
     if kind not in names:
         return None
+    if kind == "cuda" and index and int(index) >= state.active().count:
+        return None  # torch's own loader for CUDA says what is wrong
     storage = getattr(storage, "_untyped_storage", storage)
     where = state.resolve(int(index) if index else None)
     return tensors.device_storage(storage.clone(), where)

@@ -47,6 +47,8 @@ def install(patches: Patches) -> None:
     for name, dtype in _LEGACY.items():
         patches.set(cuda, name, _LegacyType(name, (), {"dtype": dtype, "__module__": "torch.cuda"}))
     patches.set(torch.backends.cuda, "is_built", lambda: True)
+    # It warns that torch was built without NCCL; `DataParallel` adds by itself then.
+    patches.set(cuda.nccl, "is_available", lambda tensors: False)
     # It warns that torch was built without cuDNN; the simulation's RNNs do not use it.
     patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
 
