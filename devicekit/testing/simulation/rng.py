@@ -74,7 +74,9 @@ class SimulatedGenerator(_CpuGenerator, metaclass=_AnyGenerator):
             device = state.device(device)
         device = torch.device(device)
         if device.type == "cpu":  # also in a forked process, which may not ask for the simulation
-            return _CpuGenerator(device)
+            plain = _CpuGenerator(device)
+            _known.discard(_address(plain) or 0)  # the address of one that has died, used again
+            return plain
         if device.type not in (state.backend, state.active().name):
             return _CpuGenerator(device)
         made = super().__new__(cls, "cpu")
