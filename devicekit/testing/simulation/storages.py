@@ -20,11 +20,13 @@ _plain_clone, _plain_cpu, _plain_to, _plain_share = (
 _plain_new = private.StorageBase.__new__
 _plain_data = private.tensor_data
 _plain_new_like: Any = torch.Tensor.new
+_plain_new_tensor = torch.Tensor.new_tensor
 
 
 def install(patches: Patches) -> None:
     """Teach `torch.UntypedStorage`, `Tensor.data` and `Module.to` about the device."""
     patches.set(torch.Tensor, "new", _new_like)
+    patches.set(torch.Tensor, "new_tensor", _new_tensor)
     patches.set(_Storage, "clone", _clone)
     patches.set(_Storage, "cpu", _cpu)
     patches.set(_Storage, "to", _to)
@@ -67,6 +69,12 @@ def _new_like(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return _plain_new_like(self, *args, **kwargs)
     finally:
         state.current.index = before
+
+
+def _new_tensor(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    if kwargs.get("device") is None and tensors.is_on_device(self):
+        kwargs["device"] = private.tensor_device(self)
+    return _plain_new_tensor(self, *args, **kwargs)
 
 
 def _on_device(storage: torch.UntypedStorage) -> bool:
