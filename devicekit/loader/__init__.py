@@ -85,7 +85,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     device: Device
     pack: bool | Literal["auto"]
     prefetch: int
-    on_device_data: Literal["adapt", "error"]
+    on_device_data: str
 
     def __init__(
         self,
@@ -144,6 +144,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         iterable = isinstance(dataset, IterableDataset)
         self._may_divide = sampler is None and batch_sampler is None and not iterable
         self._shuffle = bool(shuffle)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy, in this process or another, has no workers, iterators or streams of its own yet.
+        nothing = {"_iterator": None, "_running": None, "_latest": None, "_backend": None}
+        return {**vars(self), **nothing}
 
     def __len__(self) -> int:
         part = self._part_of_indices()
@@ -224,7 +229,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             indices = Indices(rest or self._part_of_indices() or getattr(self, name))
             changes[name] = indices
         if workers:
-            parts = {
+            parts: dict[str, object] = {
                 "dataset": self.dataset,
                 "collate_fn": self.collate_fn,
                 "worker_init_fn": self.worker_init_fn,
@@ -313,12 +318,8 @@ def _on_cpu(generator: torch.Generator | None) -> torch.Generator | None:
 def _check(pin_memory: object, pack: object, prefetch: object, on_device_data: object) -> None:
     for name, value in (("pin_memory", pin_memory), ("pack", pack)):
         if not isinstance(value, bool) and value != "auto":
-            raise ValueError(f'`{name}` must be True, False or "auto", but it is {value!r}')
+            raise ValueError(f'`{name}` must be True, False or "auto", not {value!r}')
     if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
-        raise ValueError(
-            f"`prefetch` must be a number of batches from 0 up, but it is {prefetch!r}"
-        )
+        raise ValueError(f"`prefetch` must be a number of batches, 0 or more, not {prefetch!r}")
     if on_device_data not in ("adapt", "error"):
-        raise ValueError(
-            f'`on_device_data` must be "adapt" or "error", but it is {on_device_data!r}'
-        )
+        raise ValueError(f'`on_device_data` must be "adapt" or "error", not {on_device_data!r}')

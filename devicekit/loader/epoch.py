@@ -55,6 +55,7 @@ class Running(NamedTuple):
 
     @property
     def has_workers(self) -> bool:
+        """Whether the batches come from worker processes."""
         return self.collate.where == "worker"
 
 

@@ -27,6 +27,8 @@ _DEVICE_FAULT = re.compile(
     r"|invalid device pointer|invalid resource handle)"
     r"|Producer process has been terminated"
     r"|_share_\w+: only available on CPU"
+    # A worker that was not forked does not know a backend that its parent has registered.
+    r"|device type at start of device string: \w+"
 )
 _SHARED_MEMORY = re.compile(
     r"Bus error|out of shared memory|shared memory\(shm\)|No space left on device"
@@ -90,7 +92,8 @@ def _measured() -> str:
         locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
         unlimited = locked == resource.RLIM_INFINITY
         parts.append(f"RLIMIT_MEMLOCK {'unlimited' if unlimited else _size(locked)}")
-    parts.append(f"sharing strategy {torch.multiprocessing.get_sharing_strategy()!r}")
+    strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
+    parts.append(f"sharing strategy {strategy!r}")
     return "; ".join(parts)
 
 

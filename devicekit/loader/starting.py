@@ -91,11 +91,11 @@ class _DryPickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Tensor | torch.UntypedStorage) or _is_array(obj):
             return bool, ()
-        if isinstance(obj, type | FunctionType):
-            return NotImplemented
-        if type(obj).__module__.startswith("multiprocessing."):
+        origin = type(obj).__module__.partition(".")[0]
+        if origin == "multiprocessing":
             return bool, ()
-        if type(obj) in ForkingPickler._extra_reducers:  # type: ignore[attr-defined]
+        reducers = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+        if origin in ("torch", "socket") and type(obj) in reducers:
             return bool, ()
         return NotImplemented
 

@@ -60,6 +60,7 @@ class Parcel:
         self.batch = batch
 
     def pin_memory(self) -> "Parcel":
+        """Return it with the batch pinned; called in torch's pinning thread."""
         return Parcel(pin_where_possible(self.batch))
 
     def __reduce__(self) -> tuple[type["Parcel"], tuple[object]]:
@@ -104,12 +105,18 @@ class Collate:
         self.seen: Found | None = None
 
     def __call__(self, samples: Any) -> Any:
+        """Return the batch, packed or not; in a worker, perhaps a `Found` instead."""
         if self.where == "main":
             return self._in_main_process(samples)
+        # Where the first sample is decides where torch's own collate puts the batch.
+        if any(
+            map(on_accelerator, _tensors(samples[:1] if isinstance(samples, list) else samples))
+        ):
+            return found_in_samples(samples)
         try:
             batch = self.collate_fn(samples)
         except Exception:
-            # torch's own collate has many words for accelerator tensors in a worker.
+            # torch's own collate has many words for tensors on several devices.
             found = found_in_samples(samples)
             if found is None:
                 raise
