@@ -33,6 +33,7 @@ from devicekit.errors import (
     DeviceUnavailableError,
 )
 from devicekit.probe import Probe
+from devicekit.testing import simulate
 
 VARIABLES = choice.VARIABLES
 
@@ -240,6 +241,26 @@ def test_r088_auto_without_an_accelerator_is_the_cpu_and_says_why(cpu_only) -> N
     found = Device()
     assert (str(found), found.requested, found.reason) == ("cpu", "auto", "not_built")
     assert "no cuda in this torch. To mend it: install another." in found.why
+
+
+@pytest.mark.parametrize("reason", ["driver_too_old", "unsupported_arch", "broken"])
+def test_r083_auto_warns_once_about_a_gpu_that_cannot_be_used(monkeypatch, reason) -> None:
+    answers = {"cuda": Probe("cuda", 0, reason, "the GPU is no use", "mend it")}
+    monkeypatch.setattr(
+        choice, "probe", lambda type: answers.get(type, Probe(type, 0, "not_built", "no", "no"))
+    )
+    with pytest.warns(
+        DeviceFallbackWarning, match="the GPU is no use. To mend it: mend it"
+    ) as caught:
+        assert Device() == "cpu"
+    assert Device().reason == reason
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("reason", ["no_driver", "hidden", "no_device"])
+def test_auto_is_silent_where_there_is_no_gpu_to_use(monkeypatch, reason) -> None:
+    monkeypatch.setattr(choice, "probe", lambda type: Probe(type, 0, reason, "none", "none"))
+    assert (str(Device()), Device().reason) == ("cpu", reason)
 
 
 def test_the_most_telling_reason_wins(machine) -> None:
@@ -735,6 +756,23 @@ def test_after_the_simulation_it_is_gone(simulated_accelerator) -> None:
         assert Device() == "cpu"
         assert Device().reason == probe.probe("cuda").reason
     assert pickle.loads(data) == f"{name}:0"
+
+
+def test_the_simulated_cuda() -> None:
+    before = Device()
+    with simulate("cuda", count=2):
+        assert Device() == Device("gpu") == Device("cuda") == "cuda:0"
+        assert Device.available() == ["cuda:0", "cuda:1", "cpu"]
+        assert not torch.cuda.is_initialized()
+        x = torch.ones(2, device=Device("cuda:1"))
+        assert Device.of(x) == x.device == torch.device("cuda:1")
+        torch.cuda.set_device(1)
+        assert Device("cuda") == "cuda:1"
+        with pytest.raises(DeviceUnavailableError, match="2 visible"):
+            Device("cuda:2")
+        with mock.patch("torch.cuda.is_available", return_value=False):
+            assert Device().type != "cuda"
+    assert Device() == before
 
 
 # --- What can change an answer changes it.

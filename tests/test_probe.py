@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from devicekit import compat
 from devicekit.probe import REASONS, Probe, accelerator_types, cuda, driver, known_types, probe
 from devicekit.probe.driver import Driver, Gpu
+from devicekit.testing import simulate
 
 A100 = Gpu("NVIDIA A100", "GPU-aaaa-1", (8, 0))
 H200 = Gpu("NVIDIA H200", "GPU-bbbb-2", (9, 0))
@@ -526,8 +527,25 @@ def test_ptx_runs_on_all_that_is_newer(built, capability) -> None:
 # --- compat: each private name of torch is used here.
 
 
-def test_compat_private_backend() -> None:
-    assert compat.private_backend() in (None, torch._C._get_privateuse1_backend_name())
+def test_compat_private_backend(simulated_accelerator) -> None:
+    assert compat.private_backend() == simulated_accelerator.name
+    assert not compat.cuda_is_simulated()
+    assert accelerator_types()[0] == simulated_accelerator.name
+    assert probe(simulated_accelerator.name) == Probe(simulated_accelerator.name, 2)
+    simulated_accelerator.stop()
+    assert probe(simulated_accelerator.name).reason == "no_device"
+    assert accelerator_types()[0] == "cuda"
+
+
+def test_compat_cuda_is_simulated() -> None:
+    with simulate("cuda", count=3):
+        assert compat.cuda_is_simulated()
+        assert probe("cuda") == Probe("cuda", 3)
+        assert accelerator_types()[0] == "cuda"
+        assert probe(compat.private_backend()).count == 0
+        assert cuda.device_name(0)
+    assert not compat.cuda_is_simulated()
+    assert probe("cuda").count == 0 or torch.version.cuda is not None
 
 
 def test_compat_arch_list() -> None:
@@ -695,6 +713,31 @@ def test_r056_asking_spoils_no_fork() -> None:
     assert answer["environment_kept"] is True
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_r056_asking_about_a_simulated_cuda_spoils_no_fork() -> None:
+    # The simulation keeps CUDA's rule that torch's own question spoils it.
+    with simulate("cuda"):
+        assert probe("cuda").count == 2
+        assert cuda.device_name(1)
+        assert not torch.cuda.is_initialized()
+        assert in_a_child(torch.cuda._is_in_bad_fork) is False
+        torch.cuda.is_available()
+        assert in_a_child(torch.cuda._is_in_bad_fork) is True
+
+
+def in_a_child(question: Callable[[], bool]) -> bool:
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, b"yes" if question() else b"no")
+        os._exit(0)
+    os.waitpid(child, 0)
+    answer = os.read(read, 10)
+    os.close(read)
+    os.close(write)
+    return answer == b"yes"
+
+
 @pytest.fixture(scope="module")
 def cuda_python() -> str:
     """A Python with a CUDA build of torch, on this machine that has no NVIDIA driver."""
@@ -717,7 +760,9 @@ def test_no_driver_for_real(cuda_python: str) -> None:
 
 
 @pytest.mark.accelerator
-@pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch")
+@pytest.mark.skipif(
+    torch.version.cuda is None or not os.path.exists("/dev/nvidia0"), reason="needs an NVIDIA GPU"
+)
 def test_a_real_gpu_agrees_with_torch() -> None:
     answer = ask(sys.executable)
     assert answer["reason"] is None

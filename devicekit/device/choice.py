@@ -43,8 +43,19 @@ def choose(spec: object, fallback: object, source: str = "`spec`") -> Choice:
     if answer.reason is None:
         return Choice(_with_index(answer, index, requested), requested)
     if type == "auto":
-        return Choice(torch.device("cpu"), requested, answer.reason, _sentence(answer))
+        why = _sentence(answer)
+        if answer.reason in _SURPRISES:
+            _warn_once(
+                f"'cpu' is used, although there is {answer.type!r} ({answer.reason}): {why}",
+                DeviceFallbackWarning,
+            )
+        return Choice(torch.device("cpu"), requested, answer.reason, why)
     return _fall_back(requested, answer, fallback)
+
+
+# There is an accelerator, and it cannot be used: nobody wants that, so "auto" warns. No driver is
+# the usual state of a server without GPUs, as the default build of torch is the one for CUDA.
+_SURPRISES = ("driver_too_old", "unsupported_arch", "broken")
 
 
 def _best() -> Probe:

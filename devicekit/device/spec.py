@@ -118,7 +118,7 @@ def _refuse_text(text: str, source: str) -> NoReturn:
         if suggestion is not None
         else f"write one of {names}, or one with an index, such as 'cuda:1'"
     )
-    raise DeviceSpecError(f"{source} is {show(text)}, which is not a device: {hint}")
+    raise DeviceSpecError(f"{source} is {show(text)}, an invalid device string: {hint}")
 
 
 def _suggest(text: str) -> str | None:
