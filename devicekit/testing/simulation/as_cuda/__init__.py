@@ -10,6 +10,7 @@ module                what it replaces
 `attributes`          everything that shows one: `Tensor.device`, `.is_cuda`, `.type()`, ...
 `low_level`           the C functions under `torch.cuda`, whose Python code runs as it is
 `torch_cuda`          what `torch.cuda` keeps itself: state, streams, events, legacy types
+`errors`              the functions whose errors C++ writes with the other name in them
 `collectives`         the C functions under `torch.nn.parallel.comm`, for `DataParallel`
 ====================  ==========================================================================
 """
@@ -22,6 +23,7 @@ from devicekit.testing.simulation.as_cuda import (
     attributes,
     collectives,
     devices,
+    errors,
     low_level,
     torch_cuda,
 )
@@ -41,6 +43,7 @@ def install(patches: Patches) -> None:
     torch_cuda.install(patches)
     attributes.install(patches)
     arguments.install(patches)
+    errors.install(patches)
     collectives.install(patches)
     _pass_compile_through(patches)
 
