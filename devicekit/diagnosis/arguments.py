@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from devicekit.diagnosis.frames import Call, calls_of
 from devicekit.diagnosis.making import inline
 from devicekit.diagnosis.mentions import Mention, mentions
-from devicekit.diagnosis.origin import is_assignable, search_in, trace
+from devicekit.diagnosis.origin import contains, is_assignable, search_in, trace
 from devicekit.diagnosis.report import Report, Row, mismatch
 from devicekit.diagnosis.search import Origin
 from devicekit.diagnosis.source import Fix
@@ -77,7 +77,7 @@ def report_of_arguments(
     if demanded is not None and target not in devices:
         found = ", ".join(str(device) for device in devices)
         problem = f"expected all tensors to be on {target}, but found {found}"
-    return Report(where, problem, None, rows, _fixes(off, origins, target))
+    return Report(where, problem, None, rows, _fixes(off, origins, target, caller.moved))
 
 
 def _target(arguments: Sequence[Argument], devices: Sequence[torch.device]) -> torch.device:
@@ -116,11 +116,16 @@ class _Caller:
         self.users = users
         self.target = target
         self.mentions: list[Mention] = []
+        self.moved: dict[str, Any] = {}
         if users and users[0].expression is not None:
             self.mentions = mentions(users[0].expression, users[0])
 
     def _mention(self, argument: Argument) -> Mention | None:
         return next((one for one in self.mentions if one.value is argument.value), None)
+
+    def _holder(self, argument: Argument) -> Mention | None:
+        """What a star spreads over the arguments."""
+        return next((one for one in self.mentions if contains(one.value, argument.value)), None)
 
     def rename(self, argument: Argument) -> None:
         mention = self._mention(argument)
@@ -131,7 +136,7 @@ class _Caller:
 
     def origin(self, argument: Argument) -> Origin | None:
         """What an argument is in the caller, with the fix there."""
-        mention = self._mention(argument)
+        mention = self._mention(argument) or self._holder(argument)
         if mention is None:
             made = inline(search_in(self.users, self.target, "")) if self.users else None
             if made is not None and not isinstance(argument.value, nn.Module):
@@ -142,12 +147,16 @@ class _Caller:
         if found is not None and found.is_batch:
             return found
         if isinstance(mention.node, ast.Name) and is_assignable(mention.node.id, self.users[0]):
+            self.moved[mention.node.id] = mention.value
             return Origin("", None, mention.node.id)
         return found
 
 
 def _fixes(
-    off: Sequence[Argument], origins: Sequence[Origin | None], target: torch.device
+    off: Sequence[Argument],
+    origins: Sequence[Origin | None],
+    target: torch.device,
+    moved: dict[str, Any],
 ) -> list[Fix]:
     """One line that moves all variables; for what is no variable, a line of its own."""
     names: list[str] = []
@@ -167,7 +176,7 @@ def _fixes(
     names = list(dict.fromkeys(names))
     if len(names) == 1 and single is not None:
         move = f'{names[0]}.to("{target}")'
-        if not isinstance(single.value, Tensor):
+        if not isinstance(moved.get(names[0], single.value), Tensor):
             move = f'devicekit.to_device({names[0]}, "{target}")'
         fixes.insert(0, Fix(f"{names[0]} = {move}"))
     elif names:

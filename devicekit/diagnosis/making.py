@@ -1,6 +1,7 @@
 """Expressions that make tensors: factories without `device=`, loaders, generators."""
 
 import ast
+from types import FunctionType
 
 import torch
 from torch import Tensor
@@ -127,11 +128,14 @@ def inline(search: Search, expression: ast.expr | None = None) -> tuple[str, Ori
         line = add_keyword(call.file, factory, f"device={device}", call.statement)
         place = search.place("instead of", factory.end_lineno or 0, call.file)
         return short(ast.unparse(factory)), Origin("made here without device=", Fix(line, place))
-    operands = [one for one in _operands(expression) if _is_unknown(one, call)]
+    operands = _operands(expression)
     moved = [one for one in operands if _moves(one)]
-    if len(moved or operands) != 1:
+    unknown = [one for one in operands if _is_unknown(one, call)]
+    helped = [one for one in operands if _is_call_of_python(one, call)]
+    suspects = next((found for found in (moved, unknown, helped) if found), [])
+    if len(suspects) != 1:
         return None
-    operand = (moved or operands)[0]
+    operand = suspects[0]
     what = "moved here" if moved else "made by this call"
     line = insert(call.file, operand, search.move(0, call.line), call.statement)
     place = search.place("instead of", operand.end_lineno or 0, call.file)
@@ -160,7 +164,11 @@ def _is_unknown(node: ast.expr, call: Call) -> bool:
     """Whether an operand is computed, and nothing in it tells on which device."""
     if not isinstance(node, ast.Call | ast.Attribute) or lookup(node, call) is not MISSING:
         return False
-    return _moves(node) or not any(isinstance(m.value, Tensor) for m in mentions(node, call))
+    return not any(isinstance(m.value, Tensor) for m in mentions(node, call))
+
+
+def _is_call_of_python(node: ast.expr, call: Call) -> bool:
+    return isinstance(node, ast.Call) and isinstance(lookup(node.func, call), FunctionType)
 
 
 def _moves(node: ast.expr) -> bool:

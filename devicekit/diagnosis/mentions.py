@@ -13,6 +13,10 @@ from devicekit.diagnosis.frames import MISSING, Call, lookup
 __all__ = ["Mention", "mentions"]
 
 
+_FACTS = frozenset({"device", "dtype", "is_cuda", "layout", "ndim", "requires_grad", "shape"})
+_QUESTIONS = frozenset({"dim", "element_size", "numel", "size", "stride"})
+
+
 class Mention(NamedTuple):
     """A name, attribute or item in an expression, and what it is bound to."""
 
@@ -30,7 +34,7 @@ def mentions(expression: ast.AST, call: Call) -> list[Mention]:
 
 
 def _visit(node: ast.AST, call: Call) -> Iterator[Mention]:
-    if isinstance(node, ast.Lambda):
+    if isinstance(node, ast.Lambda) or _asks_only(node):
         return
     if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
         value = lookup(node, call)
@@ -49,6 +53,15 @@ def _visit(node: ast.AST, call: Call) -> Iterator[Mention]:
                 return
     for child in ast.iter_child_nodes(node):
         yield from _visit(child, call)
+
+
+def _asks_only(node: ast.AST) -> bool:
+    """Whether an expression asks for a number of a tensor only, such as its shape."""
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Name) and node.func.id == "len":
+            return True
+        return isinstance(node.func, ast.Attribute) and node.func.attr in _QUESTIONS
+    return isinstance(node, ast.Attribute) and node.attr in _FACTS
 
 
 def _can_hold_tensors(value: Any) -> bool:

@@ -23,7 +23,7 @@ from devicekit.diagnosis.search import Origin, Search, holds, short
 from devicekit.diagnosis.source import Fix, add_keyword, binding_of, insert, stores_of, wrap
 from devicekit.diagnosis.tensors import devices_of, tensors_of
 
-__all__ = ["inside", "is_assignable", "search_in", "trace", "use"]
+__all__ = ["contains", "inside", "is_assignable", "search_in", "trace", "use"]
 
 _MANY_STEPS = 12
 _LEFT_BEHIND = ".to() leaves it behind"
@@ -231,7 +231,7 @@ def _argument(search: Search, value: Any, name: str, at: int) -> Origin | None:
         return None
     caller = search.calls[at + 1]
     for mention in mentions(caller.expression, caller) if caller.expression is not None else ():
-        if mention.value is not value and not _contains(mention.value, value):
+        if mention.value is not value and not contains(mention.value, value):
             continue
         found = search.follow(search, mention.value, mention.node, at + 1)
         if found is None:
@@ -240,10 +240,28 @@ def _argument(search: Search, value: Any, name: str, at: int) -> Origin | None:
             return Origin(found.what, found.fix)
         what = f"`{mention.path}` of {caller.name}"
         return Origin(f"{what}, {found.what}" if found.what else what, found.fix)
+    given = _given(search.calls[at], name, caller.expression)
+    if isinstance(given, ast.Call) and isinstance(value, Tensor):
+        return _made(search, given, caller.statement, at + 1)
     return None
 
 
-def _contains(candidate: Any, value: Any, depth: int = 3) -> bool:
+def _given(call: Call, name: str, expression: ast.expr | None) -> ast.expr | None:
+    """The expression in a call that an argument was bound to."""
+    if not isinstance(expression, ast.Call):
+        return None
+    for keyword in expression.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    names = call.arguments()
+    index = names.index(name) - (names[0] in ("self", "cls"))
+    given = expression.args
+    if not 0 <= index < len(given) or any(isinstance(one, ast.Starred) for one in given):
+        return None
+    return given[index]
+
+
+def contains(candidate: Any, value: Any, depth: int = 3) -> bool:
     """Whether something mentioned holds a value: directly, or in nested lists and dicts."""
     if isinstance(candidate, nn.Module):
         return isinstance(value, nn.Module) and holds(candidate, value)
@@ -257,7 +275,7 @@ def _contains(candidate: Any, value: Any, depth: int = 3) -> bool:
         return False
     if any(one is value for one in items):
         return True
-    return depth > 0 and any(_contains(one, value, depth - 1) for one in items)
+    return depth > 0 and any(contains(one, value, depth - 1) for one in items)
 
 
 def _bound(search: Search, value: Any, node: ast.Name, binding: ast.AST, at: int) -> Origin | None:
@@ -287,6 +305,9 @@ def _loop_variable(
     at: int,
 ) -> Origin | None:
     call = search.calls[at]
+    if isinstance(loop, ast.comprehension) and ".0" in call.scope and at + 1 < len(search.calls):
+        at += 1  # the first iterable of a comprehension is evaluated around it
+        call = search.calls[at]
     loader = loader_in(loop.iter, call)
     if loader is not None and isinstance(loop, ast.For | ast.AsyncFor):
         place = search.place("before", loop.body[0].lineno, call.file)
@@ -297,7 +318,7 @@ def _loop_variable(
                 place, path = search.outermost(value, at, mention.path)
                 what = f"in {mention.path}"
                 return Origin(what, Fix(f"{path}.to({search.quoted})", place))
-        elif _contains(mention.value, value):
+        elif contains(mention.value, value):
             found = search.follow(search, mention.value, mention.node, at)
             if found is not None:
                 return Origin(_at_path(mention.path, mention.value, value, found.what), found.fix)
@@ -335,37 +356,49 @@ def _assigned(
     """A variable or attribute with an assignment of its own: look at what is assigned."""
     call = search.calls[at]
     name = node.id if isinstance(node, ast.Name) and at == 0 else None
-    device = search.device_code(at, statement.lineno)
+    value = lookup(node, call)
+    if factory_in(made, call) is None:
+        base = spine(made)
+        origin = lookup(base, call)
+        if _is_off(origin, search) and ast.unparse(base) != ast.unparse(node):
+            found = search.follow(search, origin, base, at)
+            if found is not None:
+                return found
+        for mention in mentions(made, call):  # what a partial function was given
+            if _is_off(mention.value, search) and contains(value, mention.value):
+                return search.follow(search, mention.value, mention.node, at)
+    found = _made(search, made, statement, at)
+    if found is not None and isinstance(value, Tensor):
+        return Origin(found.what, found.fix, name)
+    what = f"made by {short(ast.unparse(made))}"
+    return Origin(what, _moving(search, value, ast.unparse(node), search.before(at)), name)
+
+
+def _is_off(value: Any, search: Search) -> bool:
+    return isinstance(value, Tensor) and value.device != search.target
+
+
+def _made(search: Search, made: ast.expr, statement: ast.stmt | None, at: int) -> Origin | None:
+    """An expression that makes a tensor: give it the device, or move what it makes."""
+    call = search.calls[at]
+    line = statement.lineno if statement is not None else call.line
+    device = search.device_code(at, line)
     factory = factory_in(made, call)
     if factory is not None:
-        line = add_keyword(call.file, factory, f"device={device}", statement)
+        text = add_keyword(call.file, factory, f"device={device}", statement)
         place = search.place("instead of", factory.end_lineno or 0, call.file)
         what = f"made by {short(ast.unparse(factory))} without device="
-        return Origin(what, Fix(line, place), name)
-    base = spine(made)
-    value = lookup(base, call)
-    if isinstance(value, Tensor) and value.device != search.target and _differs(base, node):
-        found = search.follow(search, value, base, at)
-        if found is not None:
-            return found
+        return Origin(what, Fix(text, place))
     loaded = call_of(made, call, torch.load)
     if loaded is not None and not any(one.arg == "map_location" for one in loaded.keywords):
-        line = add_keyword(call.file, loaded, f"map_location={device}", statement)
+        text = add_keyword(call.file, loaded, f"map_location={device}", statement)
         place = search.place("instead of", loaded.end_lineno or 0, call.file)
-        return Origin("loaded without map_location=", Fix(line, place), name)
-    what = f"made by {short(ast.unparse(made))}"
-    value = lookup(node, call)
-    is_chain = isinstance(made, ast.Call | ast.Attribute | ast.Name | ast.Subscript)
-    if not is_chain or not isinstance(value, Tensor):
-        fix = _moving(search, value, ast.unparse(node), search.before(at))
-        return Origin(what, fix, name)
-    line = insert(call.file, made, search.move(at, statement.lineno), statement)
+        return Origin("loaded without map_location=", Fix(text, place))
+    if not isinstance(made, ast.Call | ast.Attribute | ast.Name | ast.Subscript):
+        return None
+    text = insert(call.file, made, search.move(at, line), statement)
     place = search.place("instead of", made.end_lineno or 0, call.file)
-    return Origin(what, Fix(line, place), name)
-
-
-def _differs(one: ast.expr, other: ast.expr) -> bool:
-    return ast.unparse(one) != ast.unparse(other)
+    return Origin(f"made by {short(ast.unparse(made))}", Fix(text, place))
 
 
 def _generator(search: Search, value: torch.Generator, name: str, at: int) -> Origin:

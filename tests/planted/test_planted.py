@@ -2,7 +2,7 @@
 
 A program says in comments at its head what the error must say:
 
-- `culprit`: the names of the tensors that are off, as the report calls them;
+- `culprit`: the names of the tensors that are off, as the report calls them, with `; ` between;
 - `says`: words that the report must hold;
 - `cpu: no`: the program makes no sense on the CPU;
 - `same: no`: the mended program draws other numbers on the device than on the CPU;
@@ -83,7 +83,7 @@ def test_planted_bug_is_named_and_mended(
         load(path).main("sim:0")
 
     message = str(caught.value)
-    for culprit in expected["culprit"].split(", "):
+    for culprit in expected["culprit"].split("; "):
         row = rf"^  \S+ +{re.escape(culprit)}(  |$)"
         named = re.search(row, message, flags=re.M) or f"`{culprit}`" in message
         assert named, message

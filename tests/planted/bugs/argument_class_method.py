@@ -1,4 +1,5 @@
 """A class method is given what was left on the CPU."""
+
 # culprit: low
 # says: float32[3]
 import torch

@@ -1,4 +1,5 @@
 """An asynchronous function is given what was left on the CPU."""
+
 # culprit: request
 # says: float32[3]
 import asyncio

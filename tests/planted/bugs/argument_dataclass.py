@@ -1,4 +1,5 @@
 """A dataclass of tensors, half of it moved by hand."""
+
 # culprit: batch.labels
 # says: int64[2]
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
 """A function that demands a device is given tensors and a model of the CPU."""
+
 # culprit: model
 # says: Linear: 2 parameters
 import torch

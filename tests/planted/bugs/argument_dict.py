@@ -1,4 +1,5 @@
 """One entry of a dictionary was forgotten."""
+
 # culprit: batch['mask']
 # says: float32[2, 3]
 import torch

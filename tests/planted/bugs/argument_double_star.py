@@ -1,4 +1,5 @@
 """A batch is spread over keyword arguments."""
+
 # culprit: mask
 # says: float32[3]
 import torch

@@ -1,4 +1,5 @@
 """A batch that was never moved is passed to a model on the device."""
+
 # culprit: x
 # says: float32[4, 3]
 import torch

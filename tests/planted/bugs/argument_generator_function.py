@@ -1,4 +1,5 @@
 """A generator is given what was left on the CPU."""
+
 # culprit: step
 # says: float32[2]
 import torch

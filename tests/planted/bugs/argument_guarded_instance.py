@@ -1,5 +1,6 @@
 """A model of somebody else, guarded from outside."""
-# culprit: x
+
+# culprit: input
 # says: Sequential: 4 parameters
 import torch
 from torch import nn

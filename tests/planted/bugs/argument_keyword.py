@@ -1,4 +1,5 @@
 """The input was moved, the mask that goes with it was not."""
+
 # culprit: mask
 # says: bool[4, 3]
 import torch

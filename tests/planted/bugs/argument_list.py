@@ -1,4 +1,5 @@
 """A list of tensors of which the last was added later."""
+
 # culprit: boxes[2]
 # says: float32[1, 4]
 import torch

@@ -1,4 +1,5 @@
 """The mismatch shows in a helper, the tensor was made in its caller."""
+
 # culprit: weights
 # says: made by torch.arange(3.0) without device=
 import torch

@@ -1,4 +1,5 @@
 """The input went to the second accelerator, the model to the first."""
+
 # culprit: x
 # says: float32[3]
 # cpu: no

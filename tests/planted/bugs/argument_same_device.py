@@ -1,4 +1,5 @@
 """Two tensors are checked by hand."""
+
 # culprit: offset
 # says: same_device: expected all tensors to be on the same device
 import torch

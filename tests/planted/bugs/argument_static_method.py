@@ -1,4 +1,5 @@
 """A static method is given what was left on the CPU."""
+
 # culprit: weights
 # says: float32[3]
 import torch

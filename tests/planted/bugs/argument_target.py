@@ -1,4 +1,5 @@
 """Predictions on the device, targets on the CPU."""
+
 # culprit: target
 # says: float32[4]
 import torch

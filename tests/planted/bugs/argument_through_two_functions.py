@@ -1,4 +1,5 @@
 """A tensor is handed on twice before it meets another."""
+
 # culprit: b
 # says: made by torch.full((3,), 2.0) without device=
 import torch

@@ -1,4 +1,5 @@
 """Token ids on the CPU, an embedding on the device."""
+
 # culprit: ids
 # says: int64[2, 2]
 import torch

@@ -1,5 +1,6 @@
 """Both inputs were forgotten."""
-# culprit: x, batch['mask']
+
+# culprit: x; batch['mask']
 # says: Net: 2 parameters
 import torch
 from torch import nn

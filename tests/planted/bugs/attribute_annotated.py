@@ -1,4 +1,5 @@
 """A plain attribute with a type annotation."""
+
 # culprit: self.scale
 # says: plain attribute of Net
 import torch

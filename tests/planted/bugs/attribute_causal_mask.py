@@ -1,4 +1,5 @@
 """A causal mask is a plain attribute, and made over several lines."""
+
 # culprit: self.mask
 # says: plain attribute of Attention
 import torch

@@ -1,4 +1,5 @@
 """The plain attribute belongs to a layer inside the model."""
+
 # culprit: self.gate
 # says: plain attribute of Block
 import torch

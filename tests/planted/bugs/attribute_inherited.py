@@ -1,4 +1,5 @@
 """The plain attribute is made by the base class."""
+
 # culprit: self.mean
 # says: plain attribute of Net
 import torch

@@ -1,4 +1,5 @@
 """A cache is filled in `forward`, on the CPU."""
+
 # culprit: self.cache
 # says: made by torch.ones(x.shape[-1]) without device=
 import torch

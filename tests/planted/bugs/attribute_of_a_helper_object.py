@@ -1,4 +1,5 @@
 """A normaliser that is no module keeps its statistics on the CPU."""
+
 # culprit: normalizer.mean
 # says: attribute of Normalizer
 import torch

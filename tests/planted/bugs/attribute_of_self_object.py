@@ -1,4 +1,5 @@
 """A trainer that is no module keeps a tensor on the CPU."""
+
 # culprit: self.weights
 # says: attribute of Trainer
 import torch

@@ -1,4 +1,5 @@
 """A tensor is shared by all instances as an attribute of the class."""
+
 # culprit: self.scale
 # says: attribute of the class Net
 import torch

@@ -1,4 +1,5 @@
 """The plain attribute is cut to length before it is used."""
+
 # culprit: pos
 # says: plain attribute of Net
 import torch

@@ -1,4 +1,5 @@
 """A table of positions is a plain attribute."""
+
 # culprit: self.pos
 # says: plain attribute of Net
 import torch

@@ -1,4 +1,5 @@
 """The statistics of a normalising layer are replaced by saved ones."""
+
 # culprit: self.norm
 # says: self.norm.running_mean
 import torch

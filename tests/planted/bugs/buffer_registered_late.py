@@ -1,4 +1,5 @@
 """A buffer is registered after the model was moved."""
+
 # culprit: self.mask
 # says: buffer of Net
 import torch

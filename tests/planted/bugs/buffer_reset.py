@@ -1,4 +1,5 @@
 """A running sum is reset with a tensor of the CPU."""
+
 # culprit: self.total
 # says: buffer of Meter
 import torch

@@ -1,4 +1,5 @@
 """A variable of the enclosing function."""
+
 # culprit: noise
 # says: variable of the enclosing function
 import torch

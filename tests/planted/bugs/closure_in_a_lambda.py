@@ -1,4 +1,5 @@
 """A lambda carries a tensor of the CPU."""
+
 # culprit: factor
 # says: variable of the enclosing function
 import torch

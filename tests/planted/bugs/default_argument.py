@@ -1,4 +1,5 @@
 """A default argument is a tensor of the CPU."""
+
 # culprit: weight
 # says: argument of weighted
 import torch

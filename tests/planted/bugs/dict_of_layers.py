@@ -1,4 +1,5 @@
 """Heads are kept in a Python dict."""
+
 # culprit: self.heads['digit']
 # says: in a plain dict of Net
 import torch

@@ -1,4 +1,5 @@
 """Parameters are kept in a Python dict."""
+
 # culprit: self.prototypes['cat']
 # says: in a plain dict of Net
 import torch

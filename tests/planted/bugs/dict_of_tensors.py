@@ -1,4 +1,5 @@
 """Constant tensors are kept in a Python dict."""
+
 # culprit: self.tables['sin']
 # says: in a plain dict of Rotary
 import torch

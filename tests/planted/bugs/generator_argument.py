@@ -1,4 +1,5 @@
 """A CPU generator is handed to a sampling function."""
+
 # culprit: generator
 # says: generator of another device
 # same: no

@@ -1,4 +1,5 @@
 """Weights are initialised with a CPU generator."""
+
 # culprit: g
 # says: generator of another device
 # same: no

@@ -1,4 +1,5 @@
 """A CPU generator is asked for numbers on the device."""
+
 # culprit: generator
 # says: generator of another device
 # same: no

@@ -1,4 +1,5 @@
 """A constant of the module's top level."""
+
 # culprit: MEAN
 # says: global
 import torch

@@ -1,4 +1,5 @@
 """A constant of the top level, used in the head of an `if`."""
+
 # culprit: LIMIT
 # says: global
 import torch

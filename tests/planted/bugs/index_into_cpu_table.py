@@ -1,4 +1,5 @@
 """A table on the CPU is indexed with indices of the device."""
+
 # culprit: table
 # says: made by torch.arange(10.0) without device=
 import torch

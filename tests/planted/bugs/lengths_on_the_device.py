@@ -1,4 +1,5 @@
 """Lengths have to be on the CPU, and are not."""
+
 # culprit: lengths
 # says: should be a 1D CPU int64 tensor
 import torch

@@ -1,4 +1,5 @@
 """Layers are kept in a list of lists."""
+
 # culprit: layer
 # says: in a plain list of Net
 import torch

@@ -1,4 +1,5 @@
 """Blocks of the user's own are kept in a Python list; the failure is inside one of them."""
+
 # culprit: self.blocks[0]
 # says: in a plain list of Net
 import torch

@@ -1,4 +1,5 @@
 """Layers are kept in a Python list."""
+
 # culprit: self.layers[0]
 # says: in a plain list of Net
 import torch

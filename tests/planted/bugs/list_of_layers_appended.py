@@ -1,4 +1,5 @@
 """Layers are appended to a Python list."""
+
 # culprit: self.blocks[0]
 # says: in a plain list of Net
 import torch

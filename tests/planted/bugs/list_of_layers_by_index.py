@@ -1,4 +1,5 @@
 """Layers in a Python list are used by their index."""
+
 # culprit: self.layers[1]
 # says: in a plain list of Net
 import torch

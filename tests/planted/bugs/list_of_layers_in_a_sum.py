@@ -1,4 +1,5 @@
 """Layers in a Python list are summed in a generator expression."""
+
 # culprit: self.experts[0]
 # says: in a plain list of Mixture
 import torch

@@ -1,4 +1,5 @@
 """Parameters are kept in a Python list."""
+
 # culprit: self.weights[0]
 # says: in a plain list of Net
 import torch

@@ -1,4 +1,5 @@
 """Constant tensors are kept in a Python list."""
+
 # culprit: self.kernels[0]
 # says: in a plain list of Filter
 import torch

@@ -1,4 +1,5 @@
 """The batches of a loader were never moved."""
+
 # culprit: x
 # says: from the DataLoader `loader`
 import torch

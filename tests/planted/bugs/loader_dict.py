@@ -1,4 +1,5 @@
 """A loader of dictionaries feeds a guarded model."""
+
 # culprit: image
 # says: from the DataLoader `loader`
 import torch

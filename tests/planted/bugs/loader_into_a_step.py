@@ -1,4 +1,5 @@
 """The loop hands its batch to a guarded step."""
+
 # culprit: x
 # says: from the DataLoader `loader`
 import torch

@@ -1,4 +1,5 @@
 """One batch is drawn with `next`."""
+
 # culprit: x
 # says: from the DataLoader `loader`
 import torch

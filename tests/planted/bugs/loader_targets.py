@@ -1,4 +1,5 @@
 """The inputs of a loader were moved, the targets were not."""
+
 # culprit: y
 # says: from the DataLoader `loader`
 import torch

@@ -1,4 +1,5 @@
 """The class weights of a loss stay on the CPU."""
+
 # culprit: criterion
 # says: CrossEntropyLoss: 1 buffer
 import torch

@@ -1,4 +1,5 @@
 """Class weights are given to the functional loss."""
+
 # culprit: self.class_weights
 # says: plain attribute of Net
 import torch

@@ -1,4 +1,5 @@
 """A loss with class weights is made at the top level."""
+
 # culprit: CRITERION
 # says: CrossEntropyLoss: 1 buffer
 import torch

@@ -1,4 +1,5 @@
 """The weight of the positive class stays on the CPU."""
+
 # culprit: criterion
 # says: BCEWithLogitsLoss: 1 buffer
 import torch

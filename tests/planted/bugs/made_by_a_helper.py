@@ -1,4 +1,5 @@
 """A helper makes the mask, and knows no device."""
+
 # culprit: mask
 # says: made by make_mask(x.shape[0])
 import torch

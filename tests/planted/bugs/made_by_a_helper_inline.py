@@ -1,4 +1,5 @@
 """A helper makes the mask, in the expression itself."""
+
 # culprit: make_mask(x.shape[0])
 # says: made by this call
 import torch

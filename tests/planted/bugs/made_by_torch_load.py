@@ -1,4 +1,5 @@
 """A saved tensor is loaded to where it was saved: the CPU."""
+
 # culprit: mean
 # says: loaded without map_location=
 import io

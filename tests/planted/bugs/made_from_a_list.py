@@ -1,4 +1,5 @@
 """A list becomes a tensor without a device."""
+
 # culprit: labels
 # says: made by torch.tensor(names) without device=
 import torch

@@ -1,4 +1,5 @@
 """An array becomes a tensor of the CPU."""
+
 # culprit: weights
 # says: made by torch.from_numpy(array)
 import numpy as np

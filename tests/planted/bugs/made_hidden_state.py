@@ -1,4 +1,5 @@
 """The first hidden state is made when none is given."""
+
 # culprit: hidden
 # says: made by torch.zeros(x.shape[0], 4) without device=
 import torch

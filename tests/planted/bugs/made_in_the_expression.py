@@ -1,4 +1,5 @@
 """The tensor has no name at all."""
+
 # culprit: torch.ones(3)
 # says: made here without device=
 import torch

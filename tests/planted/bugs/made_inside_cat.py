@@ -1,4 +1,5 @@
 """A class token is put in front without a device."""
+
 # culprit: torch.zeros(1, 3)
 # says: made here without device=
 import torch

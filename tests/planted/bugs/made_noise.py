@@ -1,4 +1,5 @@
 """Noise of fixed size is drawn without a device."""
+
 # culprit: noise
 # says: made by torch.ones(3) without device=
 import torch

@@ -1,4 +1,5 @@
 """The call that makes the tensor takes several lines."""
+
 # culprit: bias
 # says: without device=
 import torch

@@ -1,4 +1,5 @@
 """Positions are made for an embedding without a device."""
+
 # culprit: positions
 # says: made by torch.arange(ids.shape[1]) without device=
 import torch

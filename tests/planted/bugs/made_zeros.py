@@ -1,4 +1,5 @@
 """A mask is made in `forward` without a device."""
+
 # culprit: mask
 # says: made by torch.zeros(x.shape[0], 3) without device=
 import torch

@@ -1,4 +1,5 @@
 """The batch was moved, the model was not."""
+
 # culprit: self
 # says: Net: 2 parameters
 import torch

@@ -1,4 +1,5 @@
 """An encoder was moved, its decoder was not."""
+
 # culprit: decoder
 # says: Linear: 2 parameters
 import torch

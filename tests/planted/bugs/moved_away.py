@@ -1,4 +1,5 @@
 """One side of the comparison was moved to the CPU for printing."""
+
 # culprit: y.cpu()
 # says: moved here
 import torch

@@ -1,4 +1,5 @@
 """Predictions were moved to the CPU some lines before."""
+
 # culprit: guess
 # says: made by scores.argmax(-1).cpu()
 import torch

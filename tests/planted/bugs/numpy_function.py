@@ -1,4 +1,5 @@
 """numpy is given a tensor of the device."""
+
 # culprit: losses
 # says: can't convert
 import numpy as np

@@ -1,4 +1,5 @@
 """A result is turned into an array where it is."""
+
 # culprit: y
 # says: can't convert
 import torch

@@ -1,4 +1,5 @@
 """A result with a history is turned into an array."""
+
 # culprit: loss
 # says: can't convert
 import torch

@@ -1,4 +1,5 @@
 """Training goes on after the model was moved; the optimizer's state was not."""
+
 # culprit: optimizer.state[model.weight]['exp_avg']
 # says: model.weight
 import torch

@@ -1,4 +1,5 @@
 """As above, with momentum, in a function of its own."""
+
 # culprit: optimizer.state[model.weight]['momentum_buffer']
 # says: float32[1, 3]
 import torch

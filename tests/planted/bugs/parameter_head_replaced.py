@@ -1,4 +1,5 @@
 """A new head for fine-tuning is put on after the model was moved."""
+
 # culprit: self.head
 # says: which is otherwise on
 import torch

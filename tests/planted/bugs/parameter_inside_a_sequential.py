@@ -1,4 +1,5 @@
 """A layer is appended to a Sequential after the move; torch's own code runs it."""
+
 # culprit: model[2].weight
 # says: parameter of Sequential, which is otherwise on
 import torch

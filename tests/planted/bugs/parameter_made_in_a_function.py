@@ -1,4 +1,5 @@
 """A parameter to be fitted is made in the function."""
+
 # culprit: slope
 # says: made by torch.ones(1) without device=
 import torch

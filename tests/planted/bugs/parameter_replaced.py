@@ -1,4 +1,5 @@
 """A weight is set by hand, on the CPU."""
+
 # culprit: self.weight
 # says: parameter of Scale
 import torch

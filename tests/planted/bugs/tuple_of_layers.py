@@ -1,4 +1,5 @@
 """Layers are kept in a tuple."""
+
 # culprit: self.pair[0]
 # says: in a plain tuple of Siamese
 import torch
