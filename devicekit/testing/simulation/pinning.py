@@ -22,6 +22,7 @@ def install(patches: Patches) -> None:
     """Replace `Tensor.pin_memory`, `Tensor.is_pinned` and the `pin_memory=` of factories."""
     patches.set(torch.Tensor, "is_pinned", is_pinned)
     patches.set(torch.Tensor, "pin_memory", pin_memory)
+    private.device_constructors()  # before the names in it are replaced
     for name in _FACTORIES:
         patches.set(torch, name, _pinning(getattr(torch, name)))
 
@@ -55,6 +56,7 @@ def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
     return pinned
 
 
+@functools.cache
 def _pinning(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(factory)
     def wrapper(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -66,4 +68,9 @@ def _pinning(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
         made.untyped_storage()._pinned = True  # type: ignore[attr-defined]
         return made
 
+    # torch.jit knows builtins by their id, so a wrapper that is collected must leave no entry behind:
+    # hence each is made once and kept.
+    found = private.find_jit_builtin(factory)
+    if found is not None:
+        private.register_jit_builtin(wrapper, found)
     return wrapper
