@@ -109,7 +109,11 @@ class _Check:
     """What one guard demands, and the slow half of it."""
 
     def __init__(
-        self, function: Callable[..., Any], device: object, move: bool, allow: tuple[str, ...]
+        self,
+        function: Callable[..., Any],
+        device: str | int | torch.device | None,
+        move: bool,
+        allow: tuple[str, ...],
     ) -> None:
         self.function = function
         self.options = (device, move, allow)
@@ -485,7 +489,7 @@ class _Guard:
         target: T,
         /,
         *,
-        device: object = None,
+        device: str | int | torch.device | None = None,
         move: bool = False,
         allow: str | Iterable[str] = (),
     ) -> T: ...
@@ -496,7 +500,7 @@ class _Guard:
         target: None = None,
         /,
         *,
-        device: object = None,
+        device: str | int | torch.device | None = None,
         move: bool = False,
         allow: str | Iterable[str] = (),
     ) -> _Decorator: ...
@@ -506,7 +510,7 @@ class _Guard:
         target: Any = None,
         /,
         *,
-        device: object = None,
+        device: str | int | torch.device | None = None,
         move: bool = False,
         allow: str | Iterable[str] = (),
     ) -> Any:
@@ -536,7 +540,7 @@ class _Guard:
 
 guard = _Guard()
 
-_Options = tuple[object, bool, tuple[str, ...]]
+_Options = tuple[str | int | torch.device | None, bool, tuple[str, ...]]
 _NO_OPTIONS: _Options = (None, False, ())
 
 

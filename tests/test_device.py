@@ -640,6 +640,18 @@ def test_set_default_device() -> None:
 
 
 @pytest.mark.slow
+def test_torch_compile_takes_the_torch_device_in_every_version() -> None:
+    here = Device("cpu")
+    torch._dynamo.reset()
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        return torch.ones(2, device=here.torch) + x.to(here.torch)
+
+    compiled = torch.compile(inside, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13), reason="measured on torch 2.13"
 )

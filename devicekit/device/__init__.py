@@ -50,7 +50,12 @@ class Device(str):
     _reason: str | None
     _why: str
 
-    def __new__(cls, spec: object = "auto", *, fallback: object = "cpu") -> "Device":
+    def __new__(
+        cls,
+        spec: str | int | torch.device | None = "auto",
+        *,
+        fallback: str | int | torch.device | None = "cpu",
+    ) -> "Device":
         """Resolve `spec`."""
         try:
             return _cache[spec.__class__, spec, fallback.__class__, fallback, surroundings()]

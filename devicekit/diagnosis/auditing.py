@@ -113,7 +113,12 @@ class Audit:
         )
 
 
-def audit(model: nn.Module, optimizer: Optimizer | None = None, *, device: object = None) -> Audit:
+def audit(
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    device: str | int | torch.device | None = None,
+) -> Audit:
     """List what will fail in a model because of devices, without running it.
 
     Finds tensors and layers that `.to()` leaves behind (in plain attributes, lists, hooks),

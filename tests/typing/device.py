@@ -42,3 +42,8 @@ with device as entered:
 
 parser = ArgumentParser()
 parser.add_argument("--device", type=Device, default="auto")
+
+# What is no device is an error before the program runs.
+Device(1.5)  # type: ignore[arg-type]
+Device(b"cpu")  # type: ignore[arg-type]
+Device("cuda", fallback=object())  # type: ignore[arg-type]
