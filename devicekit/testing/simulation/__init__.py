@@ -11,6 +11,8 @@ How it is built, from the bottom up::
     engine      the kernel behind every operator: check devices, run the CPU kernel, wrap
     factories, copies, fused, autocast    kernels that need more than that
     autograd, storages, pinning   parts of torch that have no hook for a backend
+    order       what is ordered behind what
+    late        copies that land late
     streams     streams and events
     module      `torch.sim`, the device module
     as_cuda     the same under CUDA's name

@@ -98,11 +98,11 @@ class Simulation:
     def _start(self) -> None:
         from devicekit.testing.simulation import (
             as_cuda,
+            late,
             processes,
             registration,
             rng,
             state,
-            streams,
             tensors,
         )
         from devicekit.testing.simulation.patching import Patches
@@ -117,11 +117,11 @@ class Simulation:
             tensors.forget_templates()
             rng.forget()
             if self._config.async_copies:
-                patches.set(state, "copy", streams.copy)
-                patches.set(state, "before_kernel", streams.before_kernel)
-                patches.set(state, "allocated", streams.allocated)
-                patches.set(state, "host_read", streams.wait_for_host_read)
-                patches.set(state, "record_stream", streams.record_stream)
+                patches.set(state, "copy", late.copy)
+                patches.set(state, "before_kernel", late.before_kernel)
+                patches.set(state, "allocated", late.allocated)
+                patches.set(state, "host_read", late.host_read)
+                patches.set(state, "record_stream", late.record_stream)
             if self.name == "cuda":
                 as_cuda.install(patches)
         except BaseException:
@@ -139,13 +139,13 @@ class Simulation:
         """
         if self not in _running:
             return
-        from devicekit.testing.simulation import state, streams, tensors
+        from devicekit.testing.simulation import late, state, tensors
 
         if _running[-1] is not self:
             _running[-1].stop()
             return self.stop()
         try:
-            streams.finish()
+            late.finish()
         finally:
             _running.pop()
             if self._patches is not None:

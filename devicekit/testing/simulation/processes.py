@@ -1,12 +1,13 @@
 """What another process sees of the simulation: one that was forked, or one that was spawned.
 
-A process forked after its parent used CUDA cannot use it: torch says so, in words that people search
-for. A spawned one starts afresh and can; here it also starts the simulation that its parent was in.
+A process forked after its parent used CUDA cannot use it: torch says so, in words that people
+search for. A spawned one starts afresh and can; here it also starts the simulation that its parent
+was in.
 
-A tensor of the device that goes through a queue or pipe arrives on the same device, as a copy. (CUDA
-shares the memory, so there the receiver's writes are seen by the sender, the sender must outlive what
-it sent ("Producer process has been terminated before all shared CUDA tensors released"), and some
-systems cannot do it at all (error 801). None of the three is simulated.)
+A tensor of the device that goes through a queue or pipe arrives on the same device, as a copy.
+(CUDA shares the memory, so there the receiver's writes are seen by the sender, the sender must
+outlive what it sent ("Producer process has been terminated before all shared CUDA tensors
+released"), and some systems cannot do it at all (error 801). None of the three is simulated.)
 """
 
 import io
@@ -120,7 +121,7 @@ def _reducer_of_tensors(torchs_own: Callable[[Any], Any]) -> Callable[[Any], Any
 def _rebuild_tensor(
     kind: type[torch.Tensor], file: bytes, index: int, requires_grad: bool
 ) -> torch.Tensor:
-    made = torch.load(io.BytesIO(file), weights_only=True)
+    made: torch.Tensor = torch.load(io.BytesIO(file), weights_only=True)
     made = made.to(state.device(state.resolve(index)))
     if issubclass(kind, torch.nn.Parameter):
         return torch.nn.Parameter(made, requires_grad)

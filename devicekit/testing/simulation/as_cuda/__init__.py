@@ -51,8 +51,8 @@ def install(patches: Patches) -> None:
 def _pass_compile_through(patches: Patches) -> None:
     """Let `torch.compile` return what it is given.
 
-    Dynamo rebuilds tensors from the device they show, and C++ has no "cuda" here. Compiled code must
-    compute what eager code computes, so running it eagerly changes no result.
+    Dynamo rebuilds tensors from the device they show, and C++ has no "cuda" here. Compiled code
+    must compute what eager code computes, so running it eagerly changes no result.
     """
 
     def compile(model: object = None, **options: object) -> object:

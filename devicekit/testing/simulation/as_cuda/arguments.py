@@ -146,7 +146,7 @@ def _cuda(
 
 
 def _init_context(self: Any, device: Any) -> None:
-    """Make the mode of `with torch.device("cuda")`; without an index the current device is meant."""
+    """Make the mode of `with torch.device("cuda")`; no index means the current device."""
     private.init_device_context(self, device)
     if not is_ours(self.device):
         return

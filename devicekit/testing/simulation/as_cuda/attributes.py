@@ -69,8 +69,8 @@ def _numpy(torchs_own: Any) -> Any:
             return torchs_own(self, **kwargs)
         # torch/csrc/utils/tensor_numpy.cpp
         raise TypeError(
-            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
-            f"tensor to host memory first."
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy "
+            f"the tensor to host memory first."
         )
 
     return numpy

@@ -52,14 +52,14 @@ def _scatter(
     dim: int,
     streams: Any = None,
 ) -> tuple[torch.Tensor, ...]:
-    chunks = x.chunk(len(devices), dim) if chunk_sizes is None else x.split([*chunk_sizes], dim)
+    chunks = x.chunk(len(devices), dim) if chunk_sizes is None else torch.split(x, [*chunk_sizes], dim)
     return tuple(_on(chunk, index) for chunk, index in zip(chunks, devices, strict=False))
 
 
 def _scatter_out(
     x: torch.Tensor, out: Sequence[torch.Tensor], dim: int, streams: Any = None
 ) -> Sequence[torch.Tensor]:
-    for y, chunk in zip(out, x.split([y.size(dim) for y in out], dim), strict=True):
+    for y, chunk in zip(out, torch.split(x, [y.size(dim) for y in out], dim), strict=True):
         y.copy_(chunk)
     return out
 

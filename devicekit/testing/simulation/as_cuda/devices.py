@@ -34,8 +34,8 @@ def is_ours(spec: Any) -> bool:
 def inward(spec: Any) -> Any:
     """Return the device that torch's C++ knows for "cuda", "cuda:1" or a `torch.device`.
 
-    Everything else is returned as it is. So is "cuda" while no simulation of it is active: functions
-    that a module imported during one outlive it.
+    Everything else is returned as it is. So is "cuda" while no simulation of it is active: what a
+    module imported during one outlives it.
 
     Raises:
         RuntimeError: There is no such device, or this is a forked process; in CUDA's words.
@@ -54,6 +54,6 @@ def inward_index(index: int | None) -> torch.device:
 
 
 def _initialize() -> None:
-    """Let `torch.cuda` note that it is in use, run what was queued for then, or refuse after a fork."""
-    if not torch.cuda.is_initialized():
-        torch.cuda.init()
+    """Let `torch.cuda` note that it is in use, or refuse in a forked process."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.init()  # type: ignore[no-untyped-call]

@@ -45,14 +45,14 @@ def _get_device() -> int:
 
 
 def _set_device(index: int) -> None:
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     state.current.index = state.resolve(index)
 
 
 def _exchange_device(index: int) -> int:
     if index < 0:
         return -1
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     before = state.current.index
     state.current.index = state.resolve(index)
     return before
@@ -129,7 +129,7 @@ _LIVE = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
 
 
 def _memory_stats(index: int) -> dict[str, Any]:
-    """Return the statistics of CUDA's allocator as far as they mean something: bytes, now and peak."""
+    """Return the statistics of CUDA's allocator that mean something: bytes, now and peak."""
     current, peak = memory.allocated(index), memory.peak(index)
     live = {"current": current, "peak": peak, "allocated": peak, "freed": peak - current}
     zero = dict.fromkeys(live, 0)

@@ -57,7 +57,7 @@ def _lazy_init(torchs_own: Any) -> Any:
     """Return a `_lazy_init` that tells who calls it.
 
     Python calls it to initialise CUDA, which is fine. C++ calls it when it is about to use a device
-    "cuda" that nothing has translated; on a build without CUDA that ends in an abort of the process.
+    "cuda" that nothing has translated; without CUDA that can end in an abort of the process.
     """
 
     def lazy_init() -> None:
@@ -67,10 +67,10 @@ def _lazy_init(torchs_own: Any) -> Any:
             return
         state.active()
         raise NotImplementedError(
-            'the device "cuda" reached torch\'s C++ code through a function that the simulation does '
-            "not know. A function that was imported before `simulate` began and is kept somewhere "
-            "else than in a module (in a class, a default argument, a partial) is one: begin the "
-            "simulation first, or look the function up when it is called (`torch.zeros`)"
+            'the device "cuda" reached torch\'s C++ code through a function that the simulation '
+            "does not know. A function that was imported before `simulate` began and is kept "
+            "somewhere else than in a module (in a class, a default argument, a partial) is one: "
+            "begin the simulation first, or look the function up in `torch` when it is called"
         )
 
     return lazy_init
@@ -87,8 +87,7 @@ class Event(streams.Event):
         external: bool = False,
     ) -> "Event":
         """Make an event."""
-        made = super().__new__(cls, enable_timing=enable_timing)
-        return made  # type: ignore[return-value]
+        return super().__new__(cls, enable_timing=enable_timing)
 
     @classmethod
     def from_ipc_handle(cls, device: Any, handle: Any) -> "Event":
@@ -128,7 +127,9 @@ class _LegacyType(type):
     dtype: torch.dtype
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return tensors.is_on_device(instance) and instance.dtype is cls.dtype  # type: ignore[attr-defined]
+        return isinstance(instance, torch.Tensor) and (
+            tensors.is_on_device(instance) and instance.dtype is cls.dtype
+        )
 
     def __call__(cls, *args: Any) -> torch.Tensor:
         if len(args) == 1 and not isinstance(args[0], int | torch.Size):
