@@ -206,8 +206,8 @@ def shared_memory(nbytes: int) -> torch.Tensor:
     The public way, `torch.empty(nbytes).share_memory_()`, allocates and copies it once more.
     torch's own `default_collate` calls the same private method.
     """
-    storage = torch.UntypedStorage._new_shared(nbytes, device="cpu")
-    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)  # type: ignore[call-overload]
+    storage = torch.UntypedStorage._new_shared(nbytes, device="cpu")  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
 def started_loader(

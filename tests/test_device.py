@@ -862,3 +862,28 @@ def test_a_warning_points_at_the_line_of_a_script(tmp_path) -> None:
     assert result.stdout == "cpu\n"
     assert "train.py:5: DeviceFallbackWarning: 'cuda' cannot be used here" in result.stderr
     assert result.stderr.count("Warning") == 1
+
+
+@pytest.mark.slow
+def test_r081_torchrun_gives_each_process_its_device(tmp_path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        "import sys\n"
+        "from devicekit import Device\n"
+        "from devicekit.testing import simulate\n"
+        "with simulate('cuda', count=int(sys.argv[1])):\n"
+        "    print('device', Device('cuda', fallback=None), flush=True)\n"
+    )
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+
+    def run(count: int) -> subprocess.CompletedProcess[str]:
+        command = [*launch, str(script), str(count)]
+        return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+    enough = run(2)
+    assert enough.returncode == 0, enough.stderr
+    assert sorted(enough.stdout.split()) == ["cuda:0", "cuda:1", "device", "device"]
+    too_few = run(1)
+    assert too_few.returncode != 0
+    assert "'cuda' was requested with LOCAL_RANK=1, 1 visible (cuda:0)" in too_few.stderr

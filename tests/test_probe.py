@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -108,7 +108,7 @@ class Machine:
 @pytest.fixture
 def machine(
     monkeypatch: pytest.MonkeyPatch,
-) -> Callable[..., Machine]:
+) -> Iterator[Callable[..., Machine]]:
     """Pretend a CUDA build of torch on a machine with this driver and these GPUs."""
 
     def pretend(
@@ -118,6 +118,7 @@ def machine(
         **options: object,
     ) -> Machine:
         fake = Machine(**options)
+        cuda.forget()
         monkeypatch.setattr(torch, "__version__", "2.13.0+cu128")
         monkeypatch.setattr(torch.version, "cuda", build)
         monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
@@ -130,7 +131,8 @@ def machine(
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
         return fake
 
-    return pretend
+    yield pretend
+    cuda.forget()
 
 
 # --- The reasons, one by one.
@@ -240,8 +242,10 @@ def test_a_mig_mask_is_for_the_driver_to_judge(machine) -> None:
     fake = machine(
         mask="MIG-1234", child={"code": 0, "cuda": 12080, "gpus": [["A100 MIG 1g.5gb", 8, 0]]}
     )
-    assert probe("cuda") == Probe("cuda", 1)
-    assert fake.children == 1
+    for _ in range(3):
+        assert probe("cuda") == Probe("cuda", 1)
+        assert cuda.device_name(0) == "A100 MIG 1g.5gb"
+    assert fake.children == 1  # once for this mask
 
 
 def test_a_mask_that_torch_cannot_read_is_for_the_driver_to_judge(machine) -> None:
@@ -279,10 +283,12 @@ def test_an_old_gpu_beside_a_good_one_is_for_cuda_to_order(machine) -> None:
 
 def test_broken_in_the_words_of_the_driver(machine) -> None:
     words = "CUDA_ERROR_UNKNOWN (999): unknown error"
-    machine(nvml_error=999, child={"code": 999, "words": words, "cuda": 12080})
+    fake = machine(nvml_error=999, child={"code": 999, "words": words, "cuda": 12080})
     answer = probe("cuda")
     assert answer.reason == "broken"
     assert words in answer.sentence
+    fake.child = {"code": 0, "cuda": 12080, "gpus": [["A100", 8, 0]]}
+    assert probe("cuda").count == 1  # a failure is not kept
 
 
 def test_broken_after_an_update_of_the_driver(machine) -> None:

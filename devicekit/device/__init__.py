@@ -9,7 +9,7 @@ from devicekit import compat
 from devicekit.device.choice import VARIABLES, choose, forget_warnings
 from devicekit.device.of import device_of
 from devicekit.device.spec import WITHOUT_INDEX
-from devicekit.probe import accelerator_types, device_name, probe
+from devicekit.probe import accelerator_types, cuda, device_name, probe
 
 __all__ = ["Device"]
 
@@ -205,6 +205,7 @@ def forget() -> None:
     """Forget all answers and which warnings were given, so that a test starts afresh."""
     _cache.clear()
     forget_warnings()
+    cuda.forget()
 
 
 def _make(

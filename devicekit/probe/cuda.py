@@ -23,7 +23,7 @@ from devicekit.probe.driver import (
     missing_library,
 )
 
-__all__ = ["MASKS", "Facts", "ask", "device_name", "judge", "supports"]
+__all__ = ["MASKS", "Facts", "ask", "device_name", "forget", "judge", "supports"]
 
 MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """The environment variables that hide devices."""
@@ -125,10 +125,29 @@ def _ask_driver(archs: tuple[str, ...]) -> tuple[Driver, tuple[int, ...]]:
             return nvml, visible
     if nvml.code in (NVML_DRIVER_NOT_LOADED, NVML_LIBRARY_MISMATCH):
         return nvml, ()  # nothing else would know more
-    exact = ask_driver()
+    exact = _ask_exactly()
     if exact.state == "ok" and not exact.gpus and nvml.gpus:
         return nvml, ()  # they are there, and all hidden
     return exact, tuple(range(len(exact.gpus)))
+
+
+_exact: dict[tuple[str | None, ...], Driver] = {}
+
+
+def _ask_exactly() -> Driver:
+    """Ask the driver in a child process, once for each set of variables that it obeys."""
+    key = tuple(os.environ.get(name) for name in (*MASKS, "CUDA_DEVICE_ORDER"))
+    if key not in _exact:
+        answer = ask_driver()
+        if answer.state != "ok":
+            return answer  # not kept: it may be mended
+        _exact[key] = answer
+    return _exact[key]
+
+
+def forget() -> None:
+    """Forget what the driver said."""
+    _exact.clear()
 
 
 def _visible(gpus: tuple[Gpu, ...]) -> tuple[int, ...] | None:
@@ -325,6 +344,6 @@ def device_name(index: int) -> str:
     if driver is None:
         return ""
     if not driver.masked and len({gpu.name for gpu in driver.gpus}) > 1:
-        driver = ask_driver()  # only CUDA itself knows which of them it counts first
+        driver = _ask_exactly()  # only CUDA itself knows which of them it counts first
         visible = tuple(range(len(driver.gpus)))
     return driver.gpus[visible[index]].name if index < len(visible) else ""
