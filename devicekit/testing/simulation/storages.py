@@ -82,18 +82,23 @@ def _on_device(storage: torch.UntypedStorage) -> bool:
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    return tensors.cpu_storage(storage) if _on_device(storage) else storage
+    """Return the CPU storage to read, after the copies into it that the reader is ordered behind."""
+    if not _on_device(storage):
+        return storage
+    if state.host_read is not None:
+        state.host_read(private.storage_device(storage).index)
+    return tensors.cpu_storage(storage)
 
 
 def _clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
     if not _on_device(self):
         return _plain_clone(self)
-    copied = tensors.cpu_storage(self).clone()
+    copied = _bytes_of(self).clone()
     return tensors.device_storage(copied, private.storage_device(self).index)
 
 
 def _cpu(self: torch.UntypedStorage) -> torch.UntypedStorage:
-    return tensors.cpu_storage(self).clone() if _on_device(self) else _plain_cpu(self)
+    return _bytes_of(self).clone() if _on_device(self) else _plain_cpu(self)
 
 
 def _to(
@@ -103,7 +108,7 @@ def _to(
     if device.type in (state.backend, state.active().name):
         return tensors.device_storage(_bytes_of(self).clone(), state.resolve(device))
     if _on_device(self):
-        return tensors.cpu_storage(self).clone()
+        return _bytes_of(self).clone()
     return _plain_to(self, device=device, non_blocking=non_blocking)
 
 
