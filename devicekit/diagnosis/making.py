@@ -14,39 +14,12 @@ from devicekit.diagnosis.source import Fix, add_keyword, insert
 
 __all__ = ["call_of", "factory_in", "generator_in", "inline", "loader_in", "spine"]
 
-# Functions of torch that make a tensor from numbers and take `device=`.
+# Functions of torch that make a tensor from numbers and take `device=`. By name: what stands behind
+# the name may be replaced, as a simulated accelerator does.
 _FACTORIES = frozenset(
-    id(getattr(torch, name))
-    for name in (
-        "arange",
-        "asarray",
-        "as_tensor",
-        "bartlett_window",
-        "blackman_window",
-        "empty",
-        "empty_strided",
-        "eye",
-        "full",
-        "hamming_window",
-        "hann_window",
-        "kaiser_window",
-        "linspace",
-        "logspace",
-        "ones",
-        "rand",
-        "randint",
-        "randn",
-        "randperm",
-        "range",
-        "scalar_tensor",
-        "sparse_coo_tensor",
-        "tensor",
-        "tril_indices",
-        "triu_indices",
-        "zeros",
-    )
+    ["arange", "asarray", "as_tensor", "bartlett_window", "blackman_window", "empty", "empty_strided", "eye", "full", "hamming_window", "hann_window", "kaiser_window", "linspace", "logspace", "ones", "rand", "randint", "randn", "randperm", "range", "scalar_tensor", "sparse_coo_tensor", "tensor", "tril_indices", "triu_indices", "zeros"]
 )
-_SCALAR_FACTORIES = frozenset({id(torch.tensor), id(torch.as_tensor), id(torch.scalar_tensor)})
+_SCALAR_FACTORIES = frozenset({"as_tensor", "asarray", "scalar_tensor", "tensor"})
 _LOADER_ITERATORS = ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter")
 _SAME_DEVICE = frozenset({"T", "mT", "H", "mH", "data", "real", "imag", "grad"})
 
@@ -57,18 +30,25 @@ def factory_in(node: ast.AST | None, call: Call) -> ast.Call | None:
         if (
             isinstance(one, ast.Call)
             and not any(keyword.arg in ("device", None) for keyword in one.keywords)
-            and id(lookup(one.func, call)) in _FACTORIES
-            and not _is_scalar(one, call)
+            and (name := _name_in_torch(one.func, call)) in _FACTORIES
+            and not (name in _SCALAR_FACTORIES and _is_scalar(one))
         ):
             return one
     return None
 
 
-def _is_scalar(made: ast.Call, call: Call) -> bool:
+def _name_in_torch(function: ast.expr, call: Call) -> str | None:
+    """The name that torch has for a function, whatever the caller calls it."""
+    value = lookup(function, call)
+    name = getattr(value, "__name__", None)
+    if value is MISSING or not isinstance(name, str):
+        return None
+    return name if vars(torch).get(name) is value else None
+
+
+def _is_scalar(made: ast.Call) -> bool:
     """Whether a call makes a CPU scalar, which may meet any tensor."""
-    if id(lookup(made.func, call)) not in _SCALAR_FACTORIES or not made.args:
-        return False
-    return isinstance(made.args[0], ast.Constant | ast.UnaryOp)
+    return bool(made.args) and isinstance(made.args[0], ast.Constant | ast.UnaryOp)
 
 
 def call_of(node: ast.AST, call: Call, function: object) -> ast.Call | None:

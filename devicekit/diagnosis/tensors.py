@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from devicekit.tree import find_tensors
@@ -15,7 +16,9 @@ __all__ = ["describe", "devices_of", "is_free", "names_of_parameters", "tensors_
 
 def is_free(tensor: Tensor) -> bool:
     """Say whether a tensor may meet any other: torch lets CPU scalars pass nearly everywhere."""
-    return tensor.dim() == 0 and tensor.device.type == "cpu"
+    if tensor.device.type != "cpu" or is_lazy(tensor):
+        return False
+    return tensor.dim() == 0
 
 
 def devices_of(tensors: Iterable[Tensor]) -> list[torch.device]:
