@@ -19,6 +19,8 @@ __all__ = [
     "cuda_arch_list",
     "cuda_is_simulated",
     "current_index",
+    "is_compiled",
+    "is_loss",
     "is_replaced",
     "loader_is_healthy",
     "ordinals_of_uuids",
@@ -107,6 +109,16 @@ def when_cuda_starts(function: Callable[[], object]) -> None:
     torch has this for its own settings, which it keeps until there is a CUDA to apply them to.
     """
     torch.cuda._lazy_call(function)  # type: ignore[no-untyped-call]
+
+
+def is_loss(value: object) -> bool:
+    """Whether it is one of torch's loss modules, whose common class is private."""
+    return isinstance(value, torch.nn.modules.loss._Loss)
+
+
+def is_compiled(module: ModuleType) -> bool:
+    """Whether torch was built with the backend of this device module; True where it cannot say."""
+    return bool(getattr(module, "_is_compiled", lambda: True)())
 
 
 def current_index(type: str) -> int:

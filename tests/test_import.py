@@ -172,6 +172,38 @@ def test_no_module_is_named_like_a_public_name(package: str) -> None:
 
 
 @pytest.mark.parametrize("path", modules())
+def test_only_compat_and_testing_name_private_parts_of_torch(path: str) -> None:
+    if path == "compat.py" or path.startswith("testing/"):
+        return
+    assert not private_names(ast.parse((PACKAGE / path).read_text()))
+
+
+def private_names(tree: ast.AST) -> list[str]:
+    """What the code takes from torch, or from a part of it, that begins with an underscore."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            names = ast.unparse(node).split(".")
+        elif isinstance(node, ast.ImportFrom):
+            names = [*str(node.module).split("."), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [part for alias in node.names for part in alias.name.split(".")]
+        else:
+            continue
+        private = [name for name in names if name.startswith("_") and not name.endswith("__")]
+        if names[0] == "torch" and private:
+            found.append(".".join(names))
+    return found
+
+
+def test_private_names_would_be_noticed() -> None:
+    tree = ast.parse(
+        "from torch.utils import _pytree\nimport torch\ntorch._C.x\ntorch.ones.__doc__"
+    )
+    assert set(private_names(tree)) == {"torch.utils._pytree", "torch._C.x", "torch._C"}
+
+
+@pytest.mark.parametrize("path", modules())
 def test_module_all_is_sorted_and_true(path: str) -> None:
     tree = ast.parse((PACKAGE / path).read_text())
     for node in tree.body:

@@ -582,6 +582,17 @@ def test_compat_calls_when_cuda_starts(monkeypatch) -> None:
     assert called == [True]
 
 
+def test_compat_is_loss() -> None:
+    assert compat.is_loss(torch.nn.CrossEntropyLoss())
+    assert not compat.is_loss(torch.nn.ReLU())
+
+
+def test_compat_is_compiled() -> None:
+    assert compat.is_compiled(torch.cuda) is torch.backends.cuda.is_built()
+    assert compat.is_compiled(torch.mtia) is False
+    assert compat.is_compiled(torch.backends) is True  # it does not say
+
+
 def test_compat_knows_torchs_own_functions(monkeypatch) -> None:
     from unittest import mock
 

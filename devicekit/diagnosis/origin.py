@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
 
+from devicekit import compat
 from devicekit.diagnosis.frames import MISSING, Call, instance_dict, lookup
 from devicekit.diagnosis.making import call_of, factory_in, generator_in, loader_in, spine
 from devicekit.diagnosis.mentions import mentions
@@ -208,7 +208,7 @@ def is_assignable(name: str, call: Call) -> bool:
 
 def _plain(search: Search, value: Any, name: str, at: int, what: str = "") -> Origin:
     """A variable of which nothing is known: move it in front of the statement."""
-    if isinstance(value, _Loss) and not what:
+    if compat.is_loss(value) and not what:
         what = "the weights of the loss"
     fix = _moving(search, value, name, search.before(at))
     return Origin(what, fix, name if at == 0 else None)

@@ -125,8 +125,7 @@ def _probe_module(type: str) -> Probe:
         return Probe(type, count)
     if type == _SIMULATED:
         return _not_simulated(type)
-    is_compiled = getattr(module, "_is_compiled", None)
-    if is_compiled is not None and not is_compiled():
+    if not compat.is_compiled(module):
         return _not_built(type, repr(type), f"install a build of torch with {type!r}")
     masks = [name for name in _XPU_MASKS if type == "xpu" and name in os.environ]
     if masks:
