@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -51,7 +51,7 @@ class Bench:
         self.module.synchronize(self.device)
 
     def best(
-        self, jobs: dict[str, Callable[[], object]], rounds: int
+        self, jobs: Mapping[str, Callable[[], object]], rounds: int
     ) -> dict[str, dict[str, float]]:
         """For each job, the least us until it returned and until the device was done."""
         rounds = 1 if self.dry else rounds
@@ -147,7 +147,8 @@ def copying(
 
 def packing(bench: Bench) -> dict[str, object]:
     """Many small tensors, one by one and as one buffer; and one large tensor."""
-    device, found = bench.device, {}
+    device = bench.device
+    found: dict[str, object] = {}
     cases = {
         "8 of 4 KB": [torch.randn(32, 32) for _ in range(8)],
         "64 of 16 KB": [torch.randn(64, 64) for _ in range(64)],
@@ -243,7 +244,8 @@ def step_of(bench: Bench, ms: float) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def overlap(bench: Bench) -> dict[str, object]:
     """How near a loop with copies comes to the slower of computation and copy alone."""
-    device, found = bench.device, {}
+    device = bench.device
+    found: dict[str, object] = {}
     count = 4 if bench.dry else 60
     step = step_of(bench, ms=4.0)
     resident = torch.zeros(1 << 20, device=device)
@@ -264,20 +266,20 @@ def overlap(bench: Bench) -> dict[str, object]:
         nbytes = 1 << 16 if bench.dry else max(1 << 20, int(ratio * compute * rate) >> 12 << 12)
         sources = [pin_memory(torch.zeros(nbytes, dtype=torch.uint8)) for _ in range(4)]
         target = torch.empty_like(sources[0], device=device)
-        copy = bench.best({"copy": lambda t=target, s=sources[0]: t.copy_(s, non_blocking=True)}, 9)
-        copying = copy["copy"]["total_us"] / 1e6
-        bound = max(compute, copying)
+        copy = bench.best({"copy": copying(target, sources[0], True, 1)}, 9)
+        copy_time = copy["copy"]["total_us"] / 1e6
+        bound = max(compute, copy_time)
         for name, way in WAYS.items():
             for item in (False, True):
                 if bench.left() < 75 and not bench.dry:
                     continue
                 clear(bench)
                 taken = seconds(way((sources[i % 4] for i in range(count)), device), item)
-                hidden = (compute + copying - taken) / min(compute, copying)
+                hidden = (compute + copy_time - taken) / min(compute, copy_time)
                 found[f"copy/compute {ratio}, {name}{', item()' if item else ''}"] = {
                     "step_ms": round(taken * 1e3, 3),
                     "compute_ms": round(compute * 1e3, 3),
-                    "copy_ms": round(copying * 1e3, 3),
+                    "copy_ms": round(copy_time * 1e3, 3),
                     "efficiency": round(bound / taken, 3),
                     "hidden": round(hidden, 3),
                     "reserved_in_batches": round(reserved(bench) / nbytes, 2),

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from devicekit import find_tensors, pack, pin, prefetch, prefetch_to_device
 from devicekit.prefetch import run_schedule
 from devicekit.testing import simulate
-from tests.virtual_time import Loader, Machine, go_on, train
+from tests.virtual_time import HostBatch, Loader, Machine, go_on, train
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -290,6 +290,24 @@ def test_no_race_whatever_happens(
     assert machine.races == []
     assert seen == list(range(min(ends)))
     assert len(machine.blocks) <= depth + 2 + keep + drop_early + 8  # `go_on` takes 8
+
+
+@pytest.mark.parametrize(("spare", "safe"), [(2, True), (1, False)])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_an_iterable_may_reuse_depth_plus_2_buffers(depth, spare, safe):
+    """As the docs say; with one buffer less, it overwrites a batch that is on its way."""
+    machine = Machine()
+
+    def reusing() -> Iterator[HostBatch]:
+        ring = [HostBatch(machine, number) for number in range(depth + spare)]
+        for number in range(30):
+            buffer = ring[number % len(ring)]
+            buffer.number = number
+            machine.host_operation(buffer.block, f"fill {number}", number)
+            yield buffer
+
+    train(machine, run_schedule(reusing(), machine, depth), compute=2000.0)
+    assert (machine.races == []) is safe
 
 
 def test_issuing_after_the_hand_out_is_slow():
