@@ -16,7 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devicekit import compat
-from devicekit.probe import REASONS, Probe, accelerator_types, cuda, driver, known_types, probe
+from devicekit.probe import (
+    REASONS,
+    Probe,
+    accelerator_types,
+    cuda,
+    device_name,
+    driver,
+    known_types,
+    probe,
+)
 from devicekit.probe.driver import Driver, Gpu
 from devicekit.testing import simulate
 
@@ -307,8 +316,13 @@ def test_broken_after_an_update_of_the_driver(machine) -> None:
         ValueError("unexpected answer []"),
     ],
 )
-def test_broken_when_the_child_process_fails(machine, error: Exception) -> None:
+def test_a_child_process_that_fails_is_not_held_against_the_gpu(machine, error) -> None:
     machine(mask="MIG-1234", child=error)
+    assert probe("cuda") == Probe("cuda", 1)
+    machine(gpus=(OLD, H200), child=error)
+    assert probe("cuda") == Probe("cuda", 2)
+    assert cuda.device_name(0) == ""
+    machine(libraries=("libcuda.so.1",), child=error)
     answer = probe("cuda")
     assert answer.reason == "broken"
     assert str(error) in answer.sentence
@@ -351,6 +365,7 @@ def test_a_mock_says_that_there_is_a_gpu(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert probe("cuda") == Probe("cuda", 2)
+    assert device_name("cuda", 1) == "cuda"
 
 
 def test_a_mock_says_that_there_is_none(machine, monkeypatch) -> None:
@@ -446,6 +461,12 @@ def test_mps_without_a_gpu(monkeypatch) -> None:
     assert probe("mps").reason == "no_device"
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert probe("mps") == Probe("mps", 1)
+
+
+def test_the_name_of_a_backend_that_is_not_initialised_is_its_type() -> None:
+    assert device_name("xpu", 0) == "xpu"
+    assert device_name("mps", 0) == "mps"
+    assert device_name("cpu", 0) == "cpu"
 
 
 def test_xpu(monkeypatch) -> None:
@@ -669,9 +690,16 @@ def test_the_child_process_reports_errors(libcuda, code: int, state: str) -> Non
 def test_the_child_process_fails_without_a_library(monkeypatch) -> None:
     monkeypatch.setattr(driver, "_CUDA_LIBRARY", "libcuda-that-is-not-there.so.1")
     assert driver.missing_library() is not None
-    assert driver.ask_driver().state == "failed"
-    monkeypatch.setattr(sys, "executable", "")
-    assert "interpreter" in driver.ask_driver().words
+    assert driver.ask_driver().state == "unknown"
+
+
+@pytest.mark.parametrize("executable", ["", None, "/opt/app/train", "/usr/bin/uwsgi"])
+def test_an_application_is_not_started_once_more(monkeypatch, executable) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: pytest.fail("started it"))
+    answer = driver.ask_driver()
+    assert answer.state == "unknown"
+    assert "not a Python interpreter" in answer.words
 
 
 # --- Asking has no effect on this process and its children.

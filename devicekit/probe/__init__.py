@@ -94,8 +94,12 @@ def device_name(type: str, index: int) -> str:
     """The name that the maker gave a device, found without initialising it; else its type."""
     if type == "cuda":
         return cuda.device_name(index) or type
-    get_name = getattr(getattr(torch, type, None), "get_device_name", None)
-    return type if get_name is None else str(get_name(index))
+    module = getattr(torch, type, None)
+    get_name = getattr(module, "get_device_name", None)
+    is_initialized = getattr(module, "is_initialized", None)
+    if get_name is None or (is_initialized is not None and not is_initialized()):
+        return type
+    return str(get_name(index))
 
 
 def _probe_mps() -> Probe:

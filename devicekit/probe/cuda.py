@@ -119,6 +119,7 @@ def _ask_driver(archs: tuple[str, ...]) -> tuple[Driver, tuple[int, ...]]:
     if missing is not None:
         return missing, ()
     nvml = ask_nvml()
+    visible = None
     if nvml.state == "ok":
         visible = _visible(nvml.gpus)
         if visible is not None and not _order_matters(nvml.gpus, archs):
@@ -126,6 +127,10 @@ def _ask_driver(archs: tuple[str, ...]) -> tuple[Driver, tuple[int, ...]]:
     if nvml.code in (NVML_DRIVER_NOT_LOADED, NVML_LIBRARY_MISMATCH):
         return nvml, ()  # nothing else would know more
     exact = _ask_exactly()
+    if exact.state == "unknown":
+        if nvml.gpus:  # hope for the best: whoever is wrong learns it from the first use
+            return nvml, (0,) if visible is None else visible
+        return replace(exact, state="failed"), ()
     if exact.state == "ok" and not exact.gpus and nvml.gpus:
         return nvml, ()  # they are there, and all hidden
     return exact, tuple(range(len(exact.gpus)))
@@ -337,7 +342,7 @@ def device_name(index: int) -> str:
     simulation = _simulation()
     if simulation is not None:
         return str(simulation.get_device_name(index))
-    if _torch_answers_freely():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return torch.cuda.get_device_name(index)
     facts = ask()
     driver, visible = facts.driver, facts.visible

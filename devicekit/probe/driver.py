@@ -48,8 +48,8 @@ class Driver:
     """The answer of the driver.
 
     Attributes:
-        state: "ok", "absent" (no driver, or not loaded) or "failed".
-        words: For "absent" and "failed": what was said, in the words of the library that said it.
+        state: "ok", "absent" (no driver, or not loaded), "failed", or "unknown" (could not ask).
+        words: Unless it is "ok": what was said, in the words of the library that said it.
         version: The version of the driver, such as "535.104.05"; empty if unknown.
         cuda: The newest CUDA version that the driver supports.
         gpus: The GPUs of the machine, or with `masked` those that `CUDA_VISIBLE_DEVICES` leaves.
@@ -57,7 +57,7 @@ class Driver:
         code: The number of NVML's error, 0 if there was none.
     """
 
-    state: Literal["ok", "absent", "failed"]
+    state: Literal["ok", "absent", "failed", "unknown"]
     words: str = ""
     version: str = ""
     cuda: tuple[int, int] | None = None
@@ -198,7 +198,7 @@ def ask_driver() -> Driver:
     try:
         answer = run_child()
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return Driver("failed", f"asking {_CUDA_LIBRARY} in a child process: {error}")
+        return Driver("unknown", f"asking {_CUDA_LIBRARY} in a child process: {error}")
     driver = Driver("ok", cuda=_cuda_version(answer.get("cuda", 0)), masked=True)
     if answer["code"] == _CUDA_ERROR_NO_DEVICE:
         return driver
@@ -216,8 +216,9 @@ def run_child() -> dict[str, Any]:
         subprocess.SubprocessError: It failed or took too long.
         ValueError: It answered something else than JSON.
     """
-    if not sys.executable:
-        raise OSError("the path of the Python interpreter is unknown")
+    # In a frozen or embedded Python this is the application, which would start once more.
+    if not os.path.basename(sys.executable or "").lower().startswith("py"):
+        raise OSError(f"{sys.executable!r} is not a Python interpreter")
     child = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _CHILD, _CUDA_LIBRARY],
         stdin=subprocess.DEVNULL,
@@ -225,7 +226,6 @@ def run_child() -> dict[str, Any]:
         text=True,
         timeout=_CHILD_TIMEOUT,
         check=True,
-        env={**os.environ, "PYTHONUTF8": "1"},
     )
     lines = child.stdout.splitlines()
     answer = json.loads(lines[-1] if lines else "")
