@@ -17,7 +17,7 @@ No `record_stream` is needed, and at most `depth + 2` batches are on the device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -110,19 +110,21 @@ class Prefetcher(Generic[T]):
     def __len__(self) -> int:
         return len(self.iterable)  # type: ignore[arg-type]
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Generator[T, None, None]:
         if not _has_streams(self.device):
             return self._plain()
         if self._backend is None:  # once: each stream has a pool of memory of its own
             self._backend = TorchBackend(self.device.torch)
         return run_schedule(self.iterable, self._backend, self.depth)
 
-    def _plain(self) -> Iterator[T]:
+    def _plain(self) -> Generator[T, None, None]:
         for batch in self.iterable:
             yield to_device(_opened(batch), self.device)
 
 
-def run_schedule(iterable: Iterable[Any], backend: StreamBackend, depth: int) -> Iterator[Any]:
+def run_schedule(
+    iterable: Iterable[Any], backend: StreamBackend, depth: int
+) -> Generator[Any, None, None]:
     """Yield the batches of `iterable` on the device, in the order of the module's docstring."""
     source = iter(iterable)
     ahead: deque[tuple[Any, Any]] = deque()  # (batch on the device, event)
@@ -200,7 +202,7 @@ class TorchBackend:
             pairs.append((target, source))
             return target
 
-        return map_tensors(batch, place, other=self._move), pairs
+        return map_tensors(batch, place, other=self._move, name="batch"), pairs
 
     def _move(self, value: object) -> object:
         return to_device(value, self.device)
@@ -224,7 +226,10 @@ class TorchBackend:
 
 
 def _has_streams(device: Device) -> bool:
-    return device.is_accelerator and device.type != "mps"
+    # MPS copies at once, and backends of third parties may have no streams.
+    if not device.is_accelerator or device.type == "mps":
+        return False
+    return hasattr(torch.get_device_module(device.torch), "Stream")
 
 
 def _pinned(tensor: Tensor) -> Tensor | None:

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader
 
-from devicekit import find_tensors, pack, unpack
+from devicekit import compat, find_tensors, pack, pin_memory, to_device, unpack
 from devicekit.errors import MoveError
 from devicekit.packing import LARGE, Packed, pays
 
@@ -233,6 +234,53 @@ def test_moves_with_its_structure():
     result = unpack(moved)
     assert {each.device.type for each in result.values()} == {"meta"}
     assert result["x"].shape == (2,)
+
+
+def test_movers_take_it_anywhere(simulated_accelerator):
+    device = simulated_accelerator.devices[1]
+    batch = [pack({"x": torch.ones(2), "n": 3}), torch.zeros(1)]
+    moved = to_device(batch, device)
+    assert unpack(moved[0])["x"].device == device
+    assert unpack(moved[0])["n"] == 3
+    assert unpack(batch[0])["x"].device.type == "cpu"
+    assert to_device(moved, device)[0].buffer is moved[0].buffer
+    assert unpack(to_device(moved, "cpu")[0])["x"].tolist() == [1, 1]
+
+
+def test_pins_as_one_buffer(simulated_accelerator):
+    large = torch.zeros(LARGE, dtype=torch.uint8)
+    (packed,) = pin_memory([pack({"x": torch.ones(2), "large": large})])
+    assert packed.buffer.is_pinned()
+    assert all(tensor.is_pinned() for tensor in unpack(packed).values())
+    assert packed.pin_memory().buffer is packed.buffer
+
+
+def test_unpacked_tensors_work_on_the_device(simulated_accelerator):
+    device = simulated_accelerator.devices[0]
+    mixed = [torch.ones(3), torch.ones(2, 2), torch.arange(3), torch.tensor(True)]
+    assert_equal([each.cpu() for each in unpack(pack(mixed).to(device))], mixed)
+
+
+def packed_collate(samples: list[object]) -> Packed[object]:
+    return pack(samples)
+
+
+def test_travels_from_a_worker_in_shared_memory():
+    loader = DataLoader([torch.full((3,), i) for i in range(4)], 2, num_workers=1)
+    loader.collate_fn = packed_collate
+    found = list(loader)
+    assert all(packed.buffer.is_shared() for packed in found)
+    assert [[x[0].item() for x in unpack(packed)] for packed in found] == [[0, 1], [2, 3]]
+
+
+def test_shared_memory_needs_no_copy_to_be_sent():
+    """`UntypedStorage._new_shared` is private: this fails when it changes."""
+    buffer = compat.shared_memory(100)
+    assert buffer.is_shared()
+    assert (buffer.dtype, buffer.shape) == (torch.uint8, (100,))
+    pointer = buffer.data_ptr()
+    assert buffer.share_memory_().data_ptr() == pointer
+    assert compat.shared_memory(0).shape == (0,)
 
 
 def test_no_float64_on_mps():

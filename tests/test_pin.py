@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from devicekit import PinMemoryError, find_tensors, pin, pin_memory
 from devicekit.pin import host_limits, pin_where_possible
+from devicekit.testing import simulate
 
 Pair = namedtuple("Pair", "left right")
 
@@ -55,6 +56,12 @@ def fresh_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_accelerator_returns_the_object_itself_R036():
     batch = {"x": torch.ones(2), "y": [torch.ones(1)]}
     assert pin_memory(batch) is batch
+
+
+def test_new_memory_without_an_accelerator_is_pageable_R037():
+    buffer = pin_memory(torch.empty(3))
+    assert buffer.shape == (3,)
+    assert not buffer.is_pinned()
 
 
 def test_on_mps_returns_the_object_itself_R038(monkeypatch):
@@ -199,6 +206,16 @@ def test_tensor_on_the_accelerator_is_left_R028(simulated_accelerator):
         result = pin_memory(batch)
     assert result["mask"] is batch["mask"]
     assert result["x"].is_pinned()
+
+
+def test_what_torch_cannot_pin_in_its_own_words_R028():
+    with simulate("cuda"):
+        batch = {"x": torch.ones(2), "mask": torch.ones(2, device="cuda")}
+        with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
+            batch["mask"].pin_memory()
+        with one_warning("`data['mask']` is left as it is: it is on cuda:0"):
+            result = pin_memory(batch)
+        assert result["x"].is_pinned()
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")

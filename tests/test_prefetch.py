@@ -609,7 +609,20 @@ def test_running_out_of_memory_comes_at_its_place(monkeypatch):
         with pytest.raises(torch.OutOfMemoryError) as caught:
             seen.extend(batch.numel() for batch in wrapped)
         assert seen == [1000, 1000]
-        assert "data" in caught.value.__notes__[0]
+        assert "batch (float32[8388608]" in caught.value.__notes__[0]
+
+
+def test_under_cudas_name():
+    with simulate("cuda", async_copies=True):
+        wrapped = prefetch_to_device(batches(4), "cuda:1")
+        found = [(batch.device, (batch + 1)[0].item()) for batch in wrapped]
+    assert found == [(torch.device("cuda:1"), i + 1.0) for i in range(4)]
+
+
+def test_a_backend_without_streams(late_copies, monkeypatch):
+    monkeypatch.delattr(torch.get_device_module("sim"), "Stream")
+    found = list(prefetch_to_device(batches(3), late_copies))
+    assert [batch[0].item() for batch in found] == [0, 1, 2]
 
 
 @pytest.mark.accelerator
