@@ -195,6 +195,16 @@ def test_a_bad_fallback_is_named(cpu_only) -> None:
     assert "`fallback` is 'cpuu'" in fails("cuda", fallback="cpuu")
 
 
+def test_what_was_asked_for_is_kept_as_text(machine) -> None:
+    machine(cuda=2)
+    kind = Enum("Kind", {"GPU": "cuda"}, type=str)
+    specs = {None: "auto", "auto": "auto", 1: "1", 0: "0", kind.GPU: "cuda", "cpu:0": "cpu:0"}
+    for spec, text in specs.items():
+        assert Device(spec).requested == text
+        assert type(Device(spec).requested) is str
+    assert Device(torch.device("cuda")).requested == "cuda"
+
+
 def test_answers_are_not_mixed_up_between_types_that_are_equal(machine) -> None:
     machine(cuda=2)
     assert str(Device(1)) == "cuda:1"

@@ -1,6 +1,7 @@
 """Device: say what you want, get what runs here, know why."""
 
 from collections.abc import Callable
+from typing import final
 
 import torch
 from torch import device as TorchDevice  # the class below has an attribute `torch`
@@ -14,6 +15,7 @@ from devicekit.probe import accelerator_types, cuda, device_name, probe
 __all__ = ["Device"]
 
 
+@final
 class Device(str):
     """A device that can be used here, as the text that torch takes for it.
 

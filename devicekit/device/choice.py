@@ -33,7 +33,9 @@ class Choice(NamedTuple):
 def choose(spec: object, fallback: object, source: str = "`spec`") -> Choice:
     """Resolve a spec; the rules are those of `Device`."""
     type, index = parse(spec, source)
-    requested = "auto" if spec is None else str(spec)
+    requested = (
+        str.__str__(spec) if isinstance(spec, str) else "auto" if spec is None else str(spec)
+    )
     if type == "auto" and (chosen := os.environ.get("DEVICEKIT_DEVICE")):
         type, index = parse(chosen, "the environment variable DEVICEKIT_DEVICE")
         requested = chosen
@@ -51,6 +53,12 @@ def choose(spec: object, fallback: object, source: str = "`spec`") -> Choice:
             )
         return Choice(torch.device("cpu"), requested, answer.reason, why)
     return _fall_back(requested, answer, fallback)
+
+
+def _text(spec: object) -> str:
+    if spec is None:
+        return "auto"
+    return str.__str__(spec) if isinstance(spec, str) else str(spec)
 
 
 # There is an accelerator, and it cannot be used: nobody wants that, so "auto" warns. No driver is
