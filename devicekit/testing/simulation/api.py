@@ -8,7 +8,6 @@ import torch
 from devicekit.testing.simulation import private
 
 if TYPE_CHECKING:
-    from devicekit.testing.simulation.patching import Patches
     from devicekit.testing.simulation.state import Config
 
 __all__ = ["Simulation", "simulate"]
@@ -91,31 +90,39 @@ class Simulation:
     def __init__(self, config: "Config") -> None:
         self.name = config.name
         self._config = config
-        self._patches: Patches | None = None
+        self._generators: list[torch.Generator] = []
         self._start()
         self.devices = tuple(torch.device(config.name, i) for i in range(config.count))
 
     def _start(self) -> None:
-        from devicekit.testing.simulation import (
-            as_cuda,
-            late,
-            processes,
-            registration,
-            rng,
-            state,
-            tensors,
-        )
+        from devicekit.testing.simulation import processes, registration, state
+
+        # Torch's C++ has the name "cuda" for itself: there our devices are "sim", shown as "cuda".
+        registration.register("sim" if self.name == "cuda" else self.name)
+        self._before = processes.remember(), state.current.index
+        # One at a time: the simulation around this one is taken off, and put on again at the end.
+        if _running:
+            _running[-1]._uninstall()
+        try:
+            self._install()
+        except BaseException:
+            if _running:
+                _running[-1]._install()
+            raise
+        processes.carry_on_use(self._before[0])
+        state.current.index = 0
+        _running.append(self)
+
+    def _install(self) -> None:
+        from devicekit.testing.simulation import as_cuda, late, processes, registration, rng, state
         from devicekit.testing.simulation.patching import Patches
 
-        # Torch's C++ claims the name "cuda" for itself: there our devices are "sim", shown as "cuda".
-        registration.register("sim" if self.name == "cuda" else self.name)
-        patches = Patches()
+        self._patches = patches = Patches()
         try:
             patches.set(state, "config", self._config)
+            patches.set(rng, "_generators", self._generators)
             registration.install(patches)
             processes.install(patches)
-            tensors.forget_templates()
-            rng.forget()
             if self._config.async_copies:
                 patches.set(state, "copy", late.copy)
                 patches.set(state, "before_kernel", late.before_kernel)
@@ -125,33 +132,38 @@ class Simulation:
             if self.name == "cuda":
                 as_cuda.install(patches)
         except BaseException:
-            patches.undo()
+            self._uninstall()
             raise
-        state.current.index = 0
-        self._patches = patches
-        _running.append(self)
+
+    def _uninstall(self) -> None:
+        from devicekit.testing.simulation import tensors
+
+        self._patches.undo()
+        tensors.forget_templates()
 
     def stop(self) -> None:
         """End the simulation, and those started after it; a second call does nothing.
 
         Raises:
-            RuntimeError: With `async_copies`: a mistake that shows only when all copies have landed.
+            RuntimeError: With `async_copies`: a mistake that shows only when all copies landed.
         """
         if self not in _running:
             return
-        from devicekit.testing.simulation import late, state, tensors
+        from devicekit.testing.simulation import late, processes, state
 
         if _running[-1] is not self:
             _running[-1].stop()
-            return self.stop()
+            self.stop()
+            return
         try:
             late.finish()
         finally:
             _running.pop()
-            if self._patches is not None:
-                self._patches.undo()
-            tensors.forget_templates()
-            state.current.index = 0
+            self._uninstall()
+            before, state.current.index = self._before
+            if _running:
+                _running[-1]._install()
+                processes.carry_on(before)
 
     def __enter__(self) -> "Simulation":
         return self

@@ -32,11 +32,8 @@ _poisoned = False
 
 def install(patches: Patches) -> None:
     """Teach `multiprocessing` about the simulation that is starting."""
-    global _poisoned
-    # Noted for each simulation by itself: what one test used is no matter of a fork in another. The
-    # templates, which say the same for the simulation around this one, are about to be dropped.
-    _poisoned = used()
-    patches.set(sys.modules[__name__], "_poisoned", _poisoned)
+    # Noted for each simulation by itself: what one test used is no matter of a fork in another.
+    patches.set(sys.modules[__name__], "_poisoned", False)
     patches.set(BaseProcess, "__reduce_ex__", _reduce_process)
     table = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     for kind in (torch.Tensor, torch.nn.Parameter):
@@ -56,6 +53,24 @@ def poison() -> None:
 def used() -> bool:
     """Whether a process forked now could not use the device."""
     return _poisoned or tensors.any_made()
+
+
+def remember() -> tuple[bool, state.Config | None]:
+    """Return what `carry_on` needs to know of the simulation that is put aside for an inner one."""
+    return used(), state.forked if in_bad_fork() else None
+
+
+def carry_on_use(remembered: tuple[bool, state.Config | None]) -> None:
+    """Let an inner simulation know whether this process has used the device before."""
+    if remembered[0]:
+        poison()
+
+
+def carry_on(remembered: tuple[bool, state.Config | None]) -> None:
+    """Take up a simulation again as it was left: used, or useless after a fork."""
+    carry_on_use(remembered)
+    if remembered[1] is not None:
+        state.config, state.forked = None, remembered[1]
 
 
 def in_bad_fork() -> bool:

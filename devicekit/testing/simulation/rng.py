@@ -10,7 +10,7 @@ import torch
 
 from devicekit.testing.simulation import state
 
-__all__ = ["SimulatedGenerator", "default", "for_kernel", "forget", "seed_all"]
+__all__ = ["SimulatedGenerator", "default", "for_kernel", "seed_all"]
 
 _CpuGenerator = torch._C.Generator
 _generators: list[torch.Generator] = []
@@ -31,11 +31,6 @@ def default(index: int) -> torch.Generator:
         _known.add(_address(made) or 0)
         _generators.append(made)
     return _generators[index]
-
-
-def forget() -> None:
-    """Let each device start again from torch's initial seed."""
-    _generators.clear()
 
 
 def seed_all(seed: int) -> None:
