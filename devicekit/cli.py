@@ -324,7 +324,7 @@ def _monitor(args: argparse.Namespace) -> int:
 def _show(shown: Iterable[Snapshot], args: argparse.Namespace, once: bool) -> int:
     notes: set[str] = set()
     with ExitStack() as stack:
-        draw = None if args.json or args.markdown else _drawer(stack, once)
+        draw: Callable[[Snapshot], None] | None = None
         for shot in shown:
             for note in shot.notes:
                 if note not in notes:
@@ -339,7 +339,8 @@ def _show(shown: Iterable[Snapshot], args: argparse.Namespace, once: bool) -> in
                 from devicekit.env.text import scrub
 
                 print(scrub(str(shot)), flush=True)
-            elif draw is not None:
+            elif not args.json:
+                draw = draw or _drawer(stack, once)
                 draw(shot)
     return OK
 

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from golden_screens import assert_screen
@@ -14,7 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import devicekit
-from devicekit.monitor import OwnMemory, Snapshot, _cuda_driver, snapshot, snapshots, visible
+from devicekit.monitor import (
+    REASONS,
+    UNAVAILABLE,
+    OwnMemory,
+    Snapshot,
+    _cuda_driver,
+    snapshot,
+    snapshots,
+    visible,
+)
 from devicekit.monitor import processes as processes_module
 from devicekit.monitor.collect import cuda_version
 from devicekit.monitor.smi import number
@@ -486,3 +496,9 @@ def test_importing_the_monitor_imports_neither_binding_nor_rich_nor_torch():
         assert not {"torch", "pynvml", "rich", "pytest"} & set(sys.modules), sys.modules
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
+
+
+def test_the_docs_explain_every_reason():
+    page = Path(__file__).parents[1] / "docs" / "monitor.md"
+    text = page.read_text()
+    assert [code for code in (*REASONS, *UNAVAILABLE) if f"`{code}`" not in text] == []

@@ -175,6 +175,22 @@ def test_04_a_real_module_that_is_not_the_binding(tmp_path, monkeypatch, content
     assert detail in found.problem
 
 
+def test_04_r111_the_deprecated_package_with_the_right_module_inside(tmp_path, monkeypatch):
+    content = """
+        import sys, warnings
+        from devicekit.testing import FakeNvml
+        warnings.warn("The pynvml package is deprecated. Please install nvidia-ml-py instead.",
+                      FutureWarning)
+        sys.modules[__name__] = FakeNvml(3)
+    """
+    (tmp_path / "pynvml.py").write_text(textwrap.dedent(content))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    found = snapshot()  # a FutureWarning would be an error here
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    assert len(found.gpus) == 3
+
+
 def test_04_no_binding_and_no_nvidia_smi_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setenv("PATH", "")
@@ -372,6 +388,14 @@ def test_09_a_mask_of_mig_uuids_numbers_the_parts(monkeypatch):
     (gpu,) = take(mig_gpu()).gpus
     assert [part.cuda_index for part in gpu.mig_devices] == [1, 0]
     assert (gpu.cuda_index, gpu.reasons["cuda_index"]) == (None, "mig")
+
+
+def test_09_without_a_mask_only_the_driver_knows_which_part_cuda_takes(monkeypatch):
+    (gpu,) = take(mig_gpu()).gpus
+    assert gpu.mig_devices[0].reasons["cuda_index"] == "cuda_index_unknown"
+    monkeypatch.setattr(visible, "ask_driver", lambda: ["GPU-1111"])
+    (gpu,) = take(mig_gpu()).gpus
+    assert [part.cuda_index for part in gpu.mig_devices] == [0, None]
 
 
 # 10. Containers ...
