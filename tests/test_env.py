@@ -14,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import devicekit
-from devicekit.env import EnvGpu, Environment, Nvcc, collect, judge, toolkits, torch_facts
+from devicekit.env import (
+    EnvGpu,
+    Environment,
+    Nvcc,
+    _torch_child,
+    collect,
+    judge,
+    toolkits,
+    torch_facts,
+)
 from devicekit.env.data import Verdict
 from devicekit.env.rules import (
     arch_runs,
@@ -25,7 +34,7 @@ from devicekit.env.rules import (
 )
 from devicekit.env.text import as_markdown, as_text, scrub
 from devicekit.monitor import Snapshot, snapshot, visible
-from devicekit.testing import FakeNvml
+from devicekit.testing import FakeNvml, simulate
 
 Gpu = FakeNvml.Gpu
 GIB = 1024**3
@@ -497,6 +506,37 @@ def test_no_interpreter_to_start(monkeypatch):
     found = devicekit.environment()
     assert (found.checked, found.build) == (False, None)
     assert "interpreter" in found.problems[0].sentence
+
+
+def test_torch_about_itself():
+    torch = pytest.importorskip("torch")
+    found = json.loads(json.dumps(_torch_child.facts()))
+    assert (found["version"], found["cuda"]) == (torch.__version__, torch.version.cuda)
+    assert bool(found["archs"]) == (torch.version.cuda is not None)
+    assert found["errors"] == {}
+
+
+def test_a_kernel_on_each_device(monkeypatch):
+    """On the simulated CUDA, whose tensors hold real values."""
+    torch = pytest.importorskip("torch")
+    with simulate("cuda", count=2):
+        found = [_torch_child._device(torch, index) for index in range(3)]
+        monkeypatch.setattr(torch, "ones", lambda *args, **kwargs: torch.zeros(2))
+        wrong = _torch_child._device(torch, 0)
+    assert [each["kernel"] for each in found[:2]] == ["ok", "ok"]
+    assert found[0]["capability"] == "8.0"
+    assert "Error" in found[2]["kernel"]
+    assert wrong["kernel"] == "it computed 2.0 instead of 4.0"
+
+
+def test_why_cuda_does_not_start(monkeypatch):
+    torch = pytest.importorskip("torch")
+
+    def fail():
+        raise RuntimeError("Found no NVIDIA driver on your system.")
+
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    assert _torch_child._why_not(torch) == "RuntimeError: Found no NVIDIA driver on your system."
 
 
 # The report ...

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import devicekit
 from devicekit.monitor import REASONS, UNAVAILABLE, snapshot, snapshots, visible
 from devicekit.monitor import processes as processes_module
-from devicekit.testing import FakeNvml
+from devicekit.testing import FakeNvml, simulate
 
 Gpu, Mig, Process = FakeNvml.Gpu, FakeNvml.Mig, FakeNvml.Process
 MIB = 1024**2
@@ -568,6 +568,16 @@ def test_15_allocator_nvml_and_context_side_by_side(monkeypatch):
     )
     assert (own.process_bytes, own.context_bytes) == (700 * MIB, 500 * MIB)
     assert "Allocated" in str(found)
+
+
+def test_15_tensors_of_the_simulated_cuda_are_counted():
+    torch = pytest.importorskip("torch")
+    with simulate("cuda", count=2):
+        kept = torch.zeros(1024, device="cuda:1")
+        owns = {own.cuda_index: own for own in take(Gpu(), Gpu()).own}
+        assert owns[1].allocated_bytes >= kept.nbytes
+        assert owns[1].peak_allocated_bytes >= owns[1].allocated_bytes
+        assert owns[0].allocated_bytes == 0
 
 
 def test_15_r117_before_cuda_is_used_the_keys_are_there(monkeypatch):

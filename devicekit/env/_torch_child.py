@@ -80,7 +80,8 @@ def _device(torch: Any, index: int) -> dict[str, Any]:
         answer["kernel"] = "ok" if total == 4 else f"it computed {total} instead of 4.0"
     except Exception as error:
         # The text is the finding.
-        answer["kernel"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        first_line = str(error).partition("\n")[0]
+        answer["kernel"] = f"{type(error).__name__}: {first_line}"
     return answer
 
 
