@@ -489,6 +489,12 @@ def test_a_torch_that_does_not_import(torch_that, case):
     assert found["import_error"].startswith(words)
 
 
+def test_a_torch_that_warns(torch_that, monkeypatch):
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    found = torch_that("import warnings; warnings.warn('old'); raise ImportError('reached')")
+    assert found["import_error"] == "ImportError: reached"
+
+
 def test_a_torch_that_hangs(torch_that, monkeypatch):
     monkeypatch.setattr(torch_facts, "TIMEOUT_S", 1.0)
     assert "did not answer within 1 s" in torch_that("import time; time.sleep(60)")["failed"]

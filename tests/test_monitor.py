@@ -324,7 +324,7 @@ def test_no_other_process_is_no_order(monkeypatch):
 # FakeNvml itself ...
 
 
-def test_the_stand_in_is_pynvml_while_it_is_entered():
+def test_the_stand_in_is_pynvml_while_it_is_entered(monkeypatch):
     before = sys.modules.get("pynvml")
     with FakeNvml() as outer:
         import pynvml
@@ -334,6 +334,10 @@ def test_the_stand_in_is_pynvml_while_it_is_entered():
             assert sys.modules["pynvml"] is inner
         assert sys.modules["pynvml"] is outer
     assert sys.modules.get("pynvml") is before
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # how one forbids an import
+    with FakeNvml():
+        pass
+    assert sys.modules["pynvml"] is None
 
 
 def test_the_stand_in_raises_the_classes_of_the_binding():
@@ -347,7 +351,7 @@ def test_the_stand_in_raises_the_classes_of_the_binding():
     with pytest.raises(fake.NVMLError) as caught:
         fake.nvmlDeviceGetPowerUsage(handle)
     assert (type(caught.value).__name__, caught.value.value) == ("NVMLError_NotSupported", 3)
-    assert str(caught.value) == "NotSupported"
+    assert str(caught.value) == "Not Supported"
     with pytest.raises(fake.NVMLError_InvalidArgument):
         fake.nvmlDeviceGetHandleByIndex(1)
     fake.nvmlShutdown()
@@ -370,7 +374,10 @@ def test_the_stand_in_has_the_functions_and_numbers_of_the_binding():
         elif name.startswith(("NVML_", "nvmlMemory")):
             assert getattr(real, name) == value, name
         elif name.startswith("NVMLError_"):
-            assert getattr(real, name)().value == value.value, name
+            theirs = getattr(real, name)()
+            assert theirs.value == value.value, name
+            words = real.NVMLError._errcode_to_string
+            assert words.get(value.value, str(value())) == str(value()), name
 
 
 # Screens ...

@@ -109,6 +109,12 @@ def test_02_every_driver_gives_the_same_processes(driver, used):
     assert f"nvmlDeviceGetComputeRunningProcesses{used}" in fake.calls
 
 
+def test_02_a_driver_older_than_all_of_them_has_no_list():
+    (gpu,) = take(Gpu(processes=(Process(pid=7),)), driver="418.39").gpus
+    assert (gpu.processes, gpu.reasons["processes"]) == ((), "driver_too_old")
+    assert gpu.memory_used_bytes == 2 * GIB
+
+
 def test_02_a_list_that_cannot_be_true_is_not_shown():
     running = tuple(Process(pid=pid) for pid in (1184, 16040, 19984))
     missing = ["nvmlDeviceGetComputeRunningProcesses_v2"]

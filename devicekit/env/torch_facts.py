@@ -38,7 +38,8 @@ def torch_facts() -> dict[str, Any]:
         return {"failed": "the path of the Python interpreter is not known"}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM, json.dumps([str(entry) for entry in sys.path])],
+            # Warnings are not findings, and where they are errors torch could not be imported.
+            [sys.executable, "-W", "ignore", "-c", _PROGRAM, json.dumps(list(map(str, sys.path)))],
             capture_output=True,
             text=True,
             errors="replace",

@@ -68,8 +68,13 @@ class Nvml:
             return None, "binding_too_old"
         if name in self.missing:
             return None, "driver_too_old"
+        # What the unversioned functions raise where the driver lacks the newest version.
+        mismatch: Any = getattr(self.module, "NVMLLibraryMismatchError", ())
         try:
             return _text(function(*args, **kwargs)), None
+        except mismatch:
+            self.missing.add(name)
+            return None, "driver_too_old"
         except self.module.NVMLError as error:
             reason = _reason(error)
             if reason == "driver_too_old" and not kwargs:

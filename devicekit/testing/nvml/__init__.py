@@ -21,31 +21,31 @@ from devicekit.testing.nvml.machine import Machine
 
 __all__ = ["FakeGpu", "FakeMig", "FakeNvml", "FakeProcess"]
 
-# The numbers of nvml.h, with the names that the binding gives to the exception classes.
+# The numbers of nvml.h and the binding's words for them, by the names of its exception classes.
 ERRORS = {
-    "Uninitialized": 1,
-    "InvalidArgument": 2,
-    "NotSupported": 3,
-    "NoPermission": 4,
-    "AlreadyInitialized": 5,
-    "NotFound": 6,
-    "InsufficientSize": 7,
-    "InsufficientPower": 8,
-    "DriverNotLoaded": 9,
-    "Timeout": 10,
-    "IrqIssue": 11,
-    "LibraryNotFound": 12,
-    "FunctionNotFound": 13,
-    "CorruptedInforom": 14,
-    "GpuIsLost": 15,
-    "ResetRequired": 16,
-    "OperatingSystem": 17,
-    "LibRmVersionMismatch": 18,
-    "InUse": 19,
-    "Memory": 20,
-    "NoData": 21,
-    "ArgumentVersionMismatch": 25,
-    "Unknown": 999,
+    "Uninitialized": (1, "Uninitialized"),
+    "InvalidArgument": (2, "Invalid Argument"),
+    "NotSupported": (3, "Not Supported"),
+    "NoPermission": (4, "Insufficient Permissions"),
+    "AlreadyInitialized": (5, "Already Initialized"),
+    "NotFound": (6, "Not Found"),
+    "InsufficientSize": (7, "Insufficient Size"),
+    "InsufficientPower": (8, "Insufficient External Power"),
+    "DriverNotLoaded": (9, "Driver Not Loaded"),
+    "Timeout": (10, "Timeout"),
+    "IrqIssue": (11, "Interrupt Request Issue"),
+    "LibraryNotFound": (12, "NVML Shared Library Not Found"),
+    "FunctionNotFound": (13, "Function Not Found"),
+    "CorruptedInforom": (14, "Corrupted infoROM"),
+    "GpuIsLost": (15, "GPU is lost"),
+    "ResetRequired": (16, "GPU requires restart"),
+    "OperatingSystem": (17, "The operating system has blocked the request."),
+    "LibRmVersionMismatch": (18, "RM has detected an NVML/RM version mismatch."),
+    "InUse": (19, "In use by another client"),
+    "Memory": (20, "Insufficient Memory"),
+    "NoData": (21, "No data"),
+    "ArgumentVersionMismatch": (25, "Argument version mismatch"),
+    "Unknown": (999, "Unknown Error"),
 }
 CONSTANTS = {
     "NVML_SUCCESS": 0,
@@ -78,6 +78,9 @@ _NOT_IN: dict[str, frozenset[str]] = {
 }
 
 
+_ABSENT = object()
+
+
 class FakeNvml(ModuleType):
     """A module that answers as `pynvml` does, for a machine that you describe.
 
@@ -97,6 +100,7 @@ class FakeNvml(ModuleType):
 
     Attributes:
         calls: The names of the functions called so far.
+        missing: The names of the functions that the driver does not have.
         open_count: How many `nvmlInit` are not yet paired with an `nvmlShutdown`.
 
     `FakeNvml.Gpu`, `FakeNvml.Mig` and `FakeNvml.Process` describe the machine.
@@ -127,11 +131,12 @@ class FakeNvml(ModuleType):
         super().__init__("pynvml", "A stand-in for the NVML binding.")
         self.calls: list[str] = []
         self.open_count = 0
-        self._replaced: list[ModuleType | None] = []
+        self._replaced: list[Any] = []
         described = [FakeGpu() for _ in range(gpus)] if isinstance(gpus, int) else list(gpus)
         self.NVMLError = _error_classes(self)
+        self.NVMLLibraryMismatchError = type("NVMLLibraryMismatchError", (Exception,), {})
         self._machine = Machine(self, described, driver, cuda_driver, init_error, binding)
-        self._missing = {*missing, *self._machine.missing()}
+        self.missing = {*missing, *self._machine.lacking()}
         for name in dir(self._machine):
             if name.startswith("nvml") and name not in _NOT_IN[binding]:
                 setattr(self, name, self._function(name))
@@ -142,7 +147,7 @@ class FakeNvml(ModuleType):
 
     def error(self, name: str) -> Exception:
         """Return the `NVMLError` of that name, such as "NotSupported"."""
-        return self.NVMLError(ERRORS[name])
+        return self.NVMLError(ERRORS[name][0])
 
     def _function(self, name: str) -> Callable[..., Any]:
         answer = getattr(self._machine, name)
@@ -150,7 +155,7 @@ class FakeNvml(ModuleType):
         @functools.wraps(answer)
         def call(*args: Any, **kwargs: Any) -> Any:
             self.calls.append(name)
-            if name in self._missing:
+            if name in self.missing:
                 raise self.error("FunctionNotFound")
             if not self.open_count and not name.startswith("nvmlInit"):
                 raise self.error("Uninitialized")
@@ -160,7 +165,7 @@ class FakeNvml(ModuleType):
         return call
 
     def _function_pointer(self, name: str) -> Callable[..., Any]:
-        if name in self._missing:
+        if name in self.missing:
             raise self.error("FunctionNotFound")
         return self._function(name)
 
@@ -171,7 +176,7 @@ class FakeNvml(ModuleType):
         )
 
     def __enter__(self) -> FakeNvml:
-        self._replaced.append(sys.modules.get("pynvml"))
+        self._replaced.append(sys.modules.get("pynvml", _ABSENT))
         sys.modules["pynvml"] = self
         return self
 
@@ -182,7 +187,7 @@ class FakeNvml(ModuleType):
         traceback: TracebackType | None,
     ) -> None:
         replaced = self._replaced.pop()
-        if replaced is None:
+        if replaced is _ABSENT:
             del sys.modules["pynvml"]
         else:
             sys.modules["pynvml"] = replaced
@@ -190,6 +195,7 @@ class FakeNvml(ModuleType):
 
 def _error_classes(module: ModuleType) -> type[Exception]:
     """Give the module the exception classes of the binding: one base, one class per number."""
+    words = dict(ERRORS.values())
 
     class NVMLError(Exception):
         value: int
@@ -204,10 +210,10 @@ def _error_classes(module: ModuleType) -> type[Exception]:
                 self.value = value
 
         def __str__(self) -> str:
-            return type(self).__name__.removeprefix("NVMLError_")
+            return words.get(self.value, f"NVML Error with code {self.value}")
 
     NVMLError.__module__ = "pynvml"
-    for name, value in ERRORS.items():
+    for name, (value, _) in ERRORS.items():
         kind = type(f"NVMLError_{name}", (NVMLError,), {"value": value, "__module__": "pynvml"})
         NVMLError._classes[value] = kind
         setattr(module, f"NVMLError_{name}", kind)

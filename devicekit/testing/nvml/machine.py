@@ -23,6 +23,8 @@ class Face(Protocol):
     """What the machine needs of the module that shows it."""
 
     open_count: int
+    missing: set[str]
+    NVMLLibraryMismatchError: type[Exception]
 
     def error(self, name: str) -> Exception:
         """Return the `NVMLError` of that name."""
@@ -55,7 +57,7 @@ class Machine:
         self.old = binding != "nvidia-ml-py"
         self.foreign = binding == "foreign"
 
-    def missing(self) -> set[str]:
+    def lacking(self) -> set[str]:
         """Return the functions that a driver of this release does not have."""
         lists = [f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "Graphics")]
         gone: set[str] = set()
@@ -279,6 +281,10 @@ class Machine:
 
     def unversioned(self, handle: Handle, graphics: bool) -> list[SimpleNamespace]:
         if not self.old:
+            # The binding calls the third version and has an error of its own where it is missing.
+            name = f"nvmlDeviceGet{'Graphics' if graphics else 'Compute'}RunningProcesses_v3"
+            if name in self.module.missing:
+                raise self.module.NVMLLibraryMismatchError(f"use {name}")
             return self.processes_v3(handle, graphics)
         if not self.foreign:
             return self.processes(handle, graphics)
