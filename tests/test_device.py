@@ -34,8 +34,11 @@ from devicekit.errors import (
 )
 from devicekit.probe import Probe
 from devicekit.testing import simulate
+from devicekit.testing.simulation.private import MISSING
 
 VARIABLES = choice.VARIABLES
+
+needs_simulation = pytest.mark.skipif(bool(MISSING), reason="this torch is too old to simulate")
 
 
 @pytest.fixture(autouse=True)
@@ -384,14 +387,15 @@ def test_local_rank(machine, monkeypatch) -> None:
     assert str(Device("cpu")) == "cpu"
 
 
-def test_r081_more_processes_than_devices(machine, monkeypatch) -> None:
+@pytest.mark.parametrize("rank", [2, 7])
+def test_r081_more_processes_than_devices(machine, monkeypatch, rank: int) -> None:
     machine(cuda=2)
-    monkeypatch.setenv("LOCAL_RANK", "7")
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
     for spec in ("cuda", "auto", "gpu"):
         with pytest.raises(DeviceUnavailableError) as caught:
             Device(spec)
         message = str(caught.value)
-        assert "LOCAL_RANK=7" in message
+        assert f"LOCAL_RANK={rank}" in message
         assert "2 visible (cuda:0, cuda:1)" in message
 
 
@@ -404,6 +408,8 @@ def test_a_local_rank_that_is_no_number(machine, monkeypatch, text: str) -> None
     assert repr(text) in message
     assert str(Device("cuda:1")) == "cuda:1"
     assert str(Device("cpu")) == "cpu"
+    with pytest.raises(DeviceUnavailableError):
+        Device("cuda:2")
 
 
 @pytest.mark.parametrize("text", ["", "-1", " "])
@@ -748,6 +754,7 @@ def test_of_something_without_a_tensor(nothing: object) -> None:
 # --- A simulated accelerator.
 
 
+@needs_simulation
 def test_the_simulated_accelerator(simulated_accelerator) -> None:
     name = simulated_accelerator.name
     assert Device() == Device("gpu") == Device(name) == f"{name}:0"
@@ -767,6 +774,7 @@ def test_the_simulated_accelerator(simulated_accelerator) -> None:
         assert torch.zeros(1).device == torch.device(name, 0)
 
 
+@needs_simulation
 def test_after_the_simulation_it_is_gone(simulated_accelerator) -> None:
     name = simulated_accelerator.name
     data = pickle.dumps(Device(name))
@@ -780,6 +788,7 @@ def test_after_the_simulation_it_is_gone(simulated_accelerator) -> None:
     assert pickle.loads(data) == f"{name}:0"
 
 
+@needs_simulation
 def test_the_simulated_cuda() -> None:
     before = Device()
     with simulate("cuda", count=2):
@@ -874,6 +883,7 @@ def test_a_warning_points_at_the_line_of_a_script(tmp_path) -> None:
     assert result.stderr.count("Warning") == 1
 
 
+@needs_simulation
 @pytest.mark.slow
 def test_r081_torchrun_gives_each_process_its_device(tmp_path) -> None:
     script = tmp_path / "ranks.py"

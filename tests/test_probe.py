@@ -28,10 +28,13 @@ from devicekit.probe import (
 )
 from devicekit.probe.driver import Driver, Gpu
 from devicekit.testing import simulate
+from devicekit.testing.simulation.private import MISSING
 
 A100 = Gpu("NVIDIA A100", "GPU-aaaa-1", (8, 0))
 H200 = Gpu("NVIDIA H200", "GPU-bbbb-2", (9, 0))
 OLD = Gpu("GeForce GTX 1080", "GPU-cccc-3", (6, 1))
+
+needs_simulation = pytest.mark.skipif(bool(MISSING), reason="this torch is too old to simulate")
 
 NO_SUCH_FILE = "cannot open shared object file: No such file or directory"
 
@@ -554,6 +557,7 @@ def test_ptx_runs_on_all_that_is_newer(built, capability) -> None:
 # --- compat: each private name of torch is used here.
 
 
+@needs_simulation
 def test_compat_private_backend(simulated_accelerator) -> None:
     assert compat.private_backend() == simulated_accelerator.name
     assert not compat.cuda_is_simulated()
@@ -564,6 +568,7 @@ def test_compat_private_backend(simulated_accelerator) -> None:
     assert accelerator_types()[0] == "cuda"
 
 
+@needs_simulation
 def test_compat_cuda_is_simulated() -> None:
     with simulate("cuda", count=3):
         assert compat.cuda_is_simulated()
@@ -758,6 +763,7 @@ def test_r056_asking_spoils_no_fork() -> None:
     assert answer["environment_kept"] is True
 
 
+@needs_simulation
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_r056_asking_about_a_simulated_cuda_spoils_no_fork() -> None:
     # The simulation keeps CUDA's rule that torch's own question spoils it.
