@@ -30,7 +30,7 @@ def paired(
         seconds: About how long one timing lasts; quick functions are repeated to fill it.
 
     Returns:
-        For each name `seconds` (of one call, the least of all rounds), `ratio` (to the first one, of
+        For each name `seconds` (of one call, the least of all rounds), `ratio` (to the first, of
         the least), `median_ratio` (the median of the ratios of each round), and `spread` (its own
         median over its least: above 2 the machine was too noisy to say anything).
     """
