@@ -229,8 +229,8 @@ def _devices(args: argparse.Namespace) -> int:
             }
         )
         return OK
-    _print_lines([_usable_line(each) for each in usable], args.markdown)
-    _print_lines(_unusable_lines(backends), args.markdown)
+    lines = [*map(_usable_line, usable), *_unusable_lines(backends)]
+    _print_lines(lines, args.markdown)
     return OK
 
 
@@ -278,7 +278,7 @@ def _unusable_lines(backends: Sequence[_Backend]) -> list[tuple[str, str, str]]:
         sentence = f"{backend.sentence}; {backend.remedy}".rstrip("; ")
         lines.append((backend.type, "no", f"{backend.reason}: {sentence}"))
     if rare:
-        lines.append(("others", "no", f"not_built: {', '.join(rare)}; for each: --json"))
+        lines.append(("others", "no", f"not_built: {', '.join(rare)} (--json has each)"))
     return lines
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from golden_screens import assert_screen
 
 import devicekit
 from devicekit import cli
@@ -177,6 +178,32 @@ def test_devices_as_text(capsys):
 def test_devices_as_markdown(capsys):
     pytest.importorskip("torch")
     assert run(capsys, "devices", "--markdown", "cpu")[1] == "- `cpu`: cpu\n"
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_the_screen_of_devices(monkeypatch, capsys, columns):
+    probe = pytest.importorskip("devicekit.probe")
+    answers = {
+        "cuda": probe.Probe(
+            "cuda",
+            0,
+            "driver_too_old",
+            "the NVIDIA driver 470.57.02 supports CUDA up to 11.4, and torch 2.9.0+cu128 was built "
+            "for CUDA 12.8",
+            "update the NVIDIA driver",
+        ),
+        "xpu": probe.Probe("xpu", 0, "not_built", "no xpu", "install"),
+        "mps": probe.Probe("mps", 0, "not_built", "no mps", "install"),
+        "cpu": probe.Probe("cpu", 1),
+    }
+    monkeypatch.setattr(probe, "known_types", lambda: tuple(answers))
+    monkeypatch.setattr(probe, "probe", answers.get)
+    monkeypatch.setattr(devicekit.Device, "available", lambda: [devicekit.Device("cpu")])
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, err = run(capsys, "devices")
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= columns
+    assert_screen(f"devices_{columns}", out)
 
 
 def test_devices_without_torch(monkeypatch, capsys):

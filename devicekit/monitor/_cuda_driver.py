@@ -1,7 +1,8 @@
 """A script: print what the CUDA driver says as JSON. Run as a process of its own.
 
 It calls the driver's C interface without creating a context. It never fails: what goes wrong is in
-the answer.
+the answer. (`devicekit.probe` asks the driver as well, but for torch, which the monitor and the
+report must do without.)
 """
 
 import ctypes
