@@ -18,6 +18,7 @@ import torch
 __all__ = [
     "cuda_arch_list",
     "cuda_is_simulated",
+    "current_accelerator",
     "current_index",
     "is_compiled",
     "is_loss",
@@ -264,3 +265,16 @@ def loader_is_healthy(iterator: object) -> bool:
     workers = getattr(iterator, "_workers", ())
     thread = getattr(iterator, "_pin_memory_thread", None)
     return all(worker.is_alive() for worker in workers) and (thread is None or thread.is_alive())
+
+
+def current_accelerator() -> torch.device | None:
+    """The type of accelerator that this build of torch is for, usable or not, or None.
+
+    torch 2.6 raises where there is no accelerator; later versions return None.
+    """
+    try:
+        return torch.accelerator.current_accelerator()
+    except RuntimeError as error:
+        if "none is available" not in str(error):
+            raise
+        return None

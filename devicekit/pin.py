@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from devicekit import compat
 from devicekit.device import Device
 from devicekit.errors import PinMemoryError, warn
 from devicekit.tree import find_tensors, map_tensors
@@ -120,7 +121,7 @@ def host_limits() -> dict[str, str]:
 
 def _pinning_accelerator() -> torch.device | None:
     """The accelerator that pinned memory would serve, if it can be used here."""
-    found = torch.accelerator.current_accelerator()
+    found = compat.current_accelerator()
     if found is None or found.type == "mps":
         return None
     return found if torch.get_device_module(found).is_available() else None

@@ -21,7 +21,6 @@ from torch.nn.utils.rnn import pack_sequence
 
 from devicekit import PinMemoryError, find_tensors, pin, pin_memory
 from devicekit.pin import host_limits, pin_where_possible
-from devicekit.testing import simulate
 
 Pair = namedtuple("Pair", "left right")
 
@@ -65,9 +64,22 @@ def test_new_memory_without_an_accelerator_is_pageable_R037():
 
 
 def test_on_mps_returns_the_object_itself_R038(monkeypatch):
+    there = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+    monkeypatch.setattr(torch, "get_device_module", lambda device=None: there)
     batch = [torch.ones(2)]
-    assert pin_memory(batch) is batch
+    for _ in range(2):
+        assert pin_memory(batch) is batch
+
+
+def test_where_torch_raises_for_no_accelerator(monkeypatch):
+    """As torch 2.6 does."""
+
+    def none() -> None:
+        raise RuntimeError("Cannot access accelerator device when none is available.")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", none)
+    batch = [torch.ones(2)]
     assert pin_memory(batch) is batch
 
 
@@ -208,14 +220,13 @@ def test_tensor_on_the_accelerator_is_left_R028(simulated_accelerator):
     assert result["x"].is_pinned()
 
 
-def test_what_torch_cannot_pin_in_its_own_words_R028():
-    with simulate("cuda"):
-        batch = {"x": torch.ones(2), "mask": torch.ones(2, device="cuda")}
-        with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
-            batch["mask"].pin_memory()
-        with one_warning("`data['mask']` is left as it is: it is on cuda:0"):
-            result = pin_memory(batch)
-        assert result["x"].is_pinned()
+def test_what_torch_cannot_pin_in_its_own_words_R028(simulated_cuda):
+    batch = {"x": torch.ones(2), "mask": torch.ones(2, device="cuda")}
+    with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
+        batch["mask"].pin_memory()
+    with one_warning("`data['mask']` is left as it is: it is on cuda:0"):
+        result = pin_memory(batch)
+    assert result["x"].is_pinned()
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")

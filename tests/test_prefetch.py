@@ -9,7 +9,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -323,7 +323,17 @@ def test_issuing_after_the_hand_out_is_slow():
     assert reached < 0.7
 
 
-# What users see. On the CPU:
+# What users see.
+
+
+@contextlib.contextmanager
+def simulated(name: str = "sim", **options: Any) -> Iterator[None]:
+    try:
+        simulation = simulate(name, **options)
+    except NotImplementedError as error:  # this torch is too old for it
+        pytest.skip(str(error))
+    with simulation:
+        yield
 
 
 def batches(count: int) -> list[torch.Tensor]:
@@ -345,7 +355,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "cpu":
         yield "cpu"
         return
-    with simulate("sim", async_copies=True):
+    with simulated("sim", async_copies=True):
         yield "sim:1"
 
 
@@ -362,7 +372,7 @@ def test_each_iter_starts_anew(place):
 
 
 def test_the_stream_is_made_once():
-    with simulate("sim"):
+    with simulated("sim"):
         made = []
         module = torch.get_device_module("sim")
         real = module.Stream
@@ -476,6 +486,21 @@ def test_depth_must_be_positive():
         prefetch_to_device([], "cpu", depth=0)
 
 
+def stand_in_for_mps(wrapped: prefetch.Prefetcher[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    mps = types.SimpleNamespace(type="mps", is_accelerator=True)
+    monkeypatch.setattr(wrapped, "device", mps)
+    monkeypatch.setattr(prefetch, "to_device", lambda batch, device: (batch, device.type))
+
+
+def test_packed_batches_are_unpacked_before_they_go_to_mps(monkeypatch):
+    """float64 can be cast on the way only outside of the buffer."""
+    wrapped = prefetch_to_device([pack([torch.ones(2, dtype=torch.float64)])], "cpu")
+    stand_in_for_mps(wrapped, monkeypatch)
+    ((batch, device),) = wrapped
+    assert device == "mps"
+    assert batch[0].dtype == torch.float64
+
+
 @pytest.mark.parametrize("where", ["cpu", "mps"])
 def test_without_streams_nothing_is_fetched_ahead_R123(where, monkeypatch):
     threads = threading.active_count()
@@ -504,7 +529,7 @@ def test_without_streams_nothing_is_fetched_ahead_R123(where, monkeypatch):
 def late_copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A device where a copy lands only when somebody waits for it, never by the time of day."""
     monkeypatch.setattr(prefetch.TorchBackend, "is_done", lambda self, event: False)
-    with simulate("sim", async_copies=True):
+    with simulated("sim", async_copies=True):
         yield "sim:0"
 
 
@@ -602,7 +627,7 @@ def test_the_consumers_stream_is_asked_at_each_batch(late_copies):
 
 
 def test_running_out_of_memory_comes_at_its_place(monkeypatch):
-    with simulate("sim", memory=4 << 20, async_copies=True):
+    with simulated("sim", memory=4 << 20, async_copies=True):
         source = [torch.zeros(1000), torch.zeros(1000), torch.zeros(8 << 20)]
         seen = []
         wrapped = prefetch_to_device(source, "sim:0")
@@ -613,7 +638,7 @@ def test_running_out_of_memory_comes_at_its_place(monkeypatch):
 
 
 def test_under_cudas_name():
-    with simulate("cuda", async_copies=True):
+    with simulated("cuda", async_copies=True):
         wrapped = prefetch_to_device(batches(4), "cuda:1")
         found = [(batch.device, (batch + 1)[0].item()) for batch in wrapped]
     assert found == [(torch.device("cuda:1"), i + 1.0) for i in range(4)]
