@@ -1,7 +1,7 @@
 """Expressions that make tensors: factories without `device=`, loaders, generators."""
 
 import ast
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 
 import torch
 from torch import Tensor
@@ -17,7 +17,34 @@ __all__ = ["call_of", "factory_in", "generator_in", "inline", "loader_in", "spin
 # Functions of torch that make a tensor from numbers and take `device=`. By name: what stands behind
 # the name may be replaced, as a simulated accelerator does.
 _FACTORIES = frozenset(
-    ["arange", "asarray", "as_tensor", "bartlett_window", "blackman_window", "empty", "empty_strided", "eye", "full", "hamming_window", "hann_window", "kaiser_window", "linspace", "logspace", "ones", "rand", "randint", "randn", "randperm", "range", "scalar_tensor", "sparse_coo_tensor", "tensor", "tril_indices", "triu_indices", "zeros"]
+    [
+        "arange",
+        "asarray",
+        "as_tensor",
+        "bartlett_window",
+        "blackman_window",
+        "empty",
+        "empty_strided",
+        "eye",
+        "full",
+        "hamming_window",
+        "hann_window",
+        "kaiser_window",
+        "linspace",
+        "logspace",
+        "ones",
+        "rand",
+        "randint",
+        "randn",
+        "randperm",
+        "range",
+        "scalar_tensor",
+        "sparse_coo_tensor",
+        "tensor",
+        "tril_indices",
+        "triu_indices",
+        "zeros",
+    ]
 )
 _SCALAR_FACTORIES = frozenset({"as_tensor", "asarray", "scalar_tensor", "tensor"})
 _LOADER_ITERATORS = ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter")
@@ -40,10 +67,9 @@ def factory_in(node: ast.AST | None, call: Call) -> ast.Call | None:
 def _name_in_torch(function: ast.expr, call: Call) -> str | None:
     """The name that torch has for a function, whatever the caller calls it."""
     value = lookup(function, call)
-    name = getattr(value, "__name__", None)
-    if value is MISSING or not isinstance(name, str):
+    if not isinstance(value, BuiltinFunctionType | FunctionType):
         return None
-    return name if vars(torch).get(name) is value else None
+    return value.__name__ if vars(torch).get(value.__name__) is value else None
 
 
 def _is_scalar(made: ast.Call) -> bool:
