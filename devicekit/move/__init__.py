@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 import torch
 
 from devicekit.device import Device
+from devicekit.move.fast import Unsuited, movers
+from devicekit.move.traced import move_traced
 from devicekit.move.transfer import Transfer
 from devicekit.tree import register, unregister
 
@@ -18,7 +20,7 @@ C = TypeVar("C")
 
 
 class _ToDevice(Protocol):
-    """The type of `to_device`: a function with a function on it."""
+    """The type of `to_device`: a function with functions on it."""
 
     def __call__(
         self,
@@ -57,12 +59,64 @@ def to_device(
     strict: bool = False,
     skip: Collection[object] = (),
 ) -> T:
-    """Move every tensor in `data` to `device`, and change nothing else."""
-    transfer = Transfer(
-        _resolve(device), dtype=dtype, non_blocking=non_blocking, strict=strict, skip=skip
-    )
-    return transfer.run(data)
+    """Move every tensor in `data` to `device`, and change nothing else.
 
+    Containers of every kind are rebuilt without their constructors: types, attributes and the
+    order of keys are kept, the caller's objects are not changed, and a container in which nothing
+    moved is returned itself, as `Tensor.to` does. A tensor that is there twice is moved once and
+    stays one tensor; cycles and any depth are fine. A Parameter stays a Parameter and a leaf, with
+    its grad. A module moves in place and is returned, its ties kept; an optimizer moves its state.
+    An object with a method `to` that takes a device is copied and the copy asked to move, unless
+    it is a container that can be looked into. Everything else is passed through.
 
-def _resolve(device: str | torch.device | int | None) -> torch.device:
-    return Device(device, fallback=None).torch
+    Args:
+        data: Anything: a tensor, a batch, a module, an optimizer, or any structure of these.
+        device: What `Device` takes. There is no fallback here: a device that cannot be used is an
+            error.
+        dtype: The dtype for floating-point tensors; all others keep theirs.
+        non_blocking: With "auto", copies to an accelerator are asynchronous if their source is in
+            pinned memory, and all others are done on return. True makes copies to an accelerator
+            asynchronous from any memory; copies to the CPU are nevertheless done on return, and
+            those to MPS never asynchronous, because there the source is not kept.
+        strict: Raise if a tensor of the result is not on `device`: one that is hidden in an object
+            that cannot be looked into, or that the object's own `to` left behind.
+        skip: Keys or attribute names (at any depth), or paths such as "data['meta'].mask", whose
+            values are left as they are.
+
+    Returns:
+        `data` itself if nothing in it moved, else a copy with the moved tensors.
+
+    Raises:
+        DeviceSpecError: `device` is no device.
+        DeviceUnavailableError: `device` cannot be used here.
+        MoveError: With `strict`, a tensor cannot be reached, or has a dtype that the device lacks;
+            a module has parameters on `meta`, which hold no values.
+        Exception: Whatever else torch or a method `to` raises, with a note that names the tensor.
+            In notes, `data` is named data.
+
+    Warns:
+        UserWarning: Tensors were cast because the device has no float64 or complex128.
+
+    Example:
+        >>> batch = {"image": torch.zeros(2, 3), "boxes": [torch.ones(4)], "id": "a"}
+        >>> moved = to_device(batch, "meta")
+        >>> moved["boxes"][0].device, moved["id"], batch["boxes"][0].device
+        (device(type='meta'), 'a', device(type='cpu'))
+        >>> to_device(batch, "cpu") is batch
+        True
+    """
+    if torch.compiler.is_dynamo_compiling() and not strict and not skip:
+        return cast(T, move_traced(data, device, dtype))
+    if non_blocking == "auto" and dtype is None and not strict and not skip:
+        memo: dict[int, Any] = {}
+        try:
+            result: T = movers[device][type(data)](data, memo)
+            return result
+        except Unsuited:
+            pass
+        except Exception:  # torch's own, or too deep for recursion: the walker meets it again, and
+            pass  # says where, or goes on without recursion
+    else:
+        memo = {}
+    target = Device(device, fallback=None).torch
+    return Transfer(target, dtype, non_blocking, strict, skip, memo).run(data)

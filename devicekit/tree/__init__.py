@@ -4,12 +4,15 @@ Moving, pinning, packing, finding devices and naming paths all go through this p
 type which one of them knows is known to all of them.
 """
 
+from devicekit.tree.anatomy import Step
 from devicekit.tree.containers import register, unregister
 from devicekit.tree.describe import describe
 from devicekit.tree.find import find_hidden, find_tensors
-from devicekit.tree.mapping import map_tensors
+from devicekit.tree.mapping import copy_containers, map_tensors
 
 __all__ = [
+    "Step",
+    "copy_containers",
     "describe",
     "find_hidden",
     "find_tensors",

@@ -31,6 +31,7 @@ __all__ = [
     "attributes_of",
     "compose",
     "nothing_to_fill",
+    "set_attributes",
 ]
 
 
@@ -75,7 +76,7 @@ class _Payload(NamedTuple):
     make: Callable[[Any, list[Any]], Any]
     fill: Callable[[Any, Any, list[Any]], None]
     immutable: bool = False
-    hidden_step: str | None = None  # an attribute that the object itself stands for
+    transparent: str | None = None  # an attribute that paths leave out: `x[0]` is `x.data[0]`
 
 
 def nothing_to_fill(x: Any, twin: Any, values: list[Any]) -> None:
@@ -84,6 +85,13 @@ def nothing_to_fill(x: Any, twin: Any, values: list[Any]) -> None:
 
 def _indexed(count: int) -> list[Step]:
     return [Step(None, f"[{i}]") for i in range(count)]
+
+
+def _of_tuple(x: Any) -> list[Step]:
+    fields = getattr(type(x), "_fields", ())
+    if len(fields) != tuple.__len__(x):
+        return _indexed(tuple.__len__(x))
+    return [Step(name, f".{name}") for name in fields]
 
 
 def _listed(count: int) -> list[Step]:
@@ -160,7 +168,7 @@ PAYLOADS: dict[type, _Payload] = {
     ),
     tuple: _Payload(
         values=lambda x: list(tuple.__iter__(x)),
-        steps=lambda x: _indexed(tuple.__len__(x)),
+        steps=_of_tuple,
         make=lambda x, values: tuple.__new__(type(x), values),
         fill=nothing_to_fill,
         immutable=True,
@@ -187,8 +195,8 @@ PAYLOADS: dict[type, _Payload] = {
     types.SimpleNamespace: OBJECT._replace(
         make=lambda x, values: types.SimpleNamespace.__new__(type(x))
     ),
-    UserDict: OBJECT._replace(hidden_step="data"),
-    UserList: OBJECT._replace(hidden_step="data"),
+    UserDict: OBJECT._replace(transparent="data"),
+    UserList: OBJECT._replace(transparent="data"),
     ChainMap: OBJECT,
 }
 
@@ -215,7 +223,7 @@ def compose(cls: type, payload: _Payload) -> Container | None:
 
     def steps(x: Any) -> list[Step]:
         return payload.steps(x) + [
-            Step(None, "") if name == payload.hidden_step else attribute_step(cls, name)
+            Step(None, "") if name == payload.transparent else attribute_step(cls, name)
             for name in attributes(x)
         ]
 
@@ -226,11 +234,7 @@ def compose(cls: type, payload: _Payload) -> Container | None:
         names = attributes(x)
         start = len(values) - len(names)
         payload.fill(x, twin, values[:start])
-        for name, value in zip(names, values[start:], strict=True):
-            if name in slots:
-                slots[name].__set__(twin, value)
-            else:
-                _vars(twin)[name] = value
+        _set_attributes(twin, slots, dict(zip(names, values[start:], strict=True)))
 
     is_record = payload is OBJECT and not slots and not cached
     kind = "record" if is_record else _kind(cls, payload)
@@ -285,6 +289,19 @@ def _vars(x: Any) -> dict[str, Any]:
     """The `__dict__` of an object, whatever its class does to reading attributes."""
     found: dict[str, Any] = object.__getattribute__(x, "__dict__")
     return found
+
+
+def _set_attributes(x: Any, slots: dict[str, Any], values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        if name in slots:
+            slots[name].__set__(x, value)
+        else:
+            _vars(x)[name] = value
+
+
+def set_attributes(x: Any, values: dict[str, Any]) -> None:
+    """Put these values into the slots and the `__dict__` of an object, past its `__setattr__`."""
+    _set_attributes(x, _slots(type(x)), values)
 
 
 def attribute_step(cls: type, name: str) -> Step:

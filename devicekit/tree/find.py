@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -57,27 +57,44 @@ def find_tensors(data: object, *, name: str = "data") -> Iterator[tuple[str, Ten
     yield from _walk(data, name, hidden=False)
 
 
-def find_hidden(data: object, *, name: str = "data") -> Iterator[tuple[str, Tensor]]:
+def find_hidden(
+    data: object,
+    *,
+    name: str = "data",
+    leave: Callable[[Step, str, object], bool] | None = None,
+) -> Iterator[tuple[str, Tensor]]:
     """As `find_tensors`, and also what no mover can reach.
 
     Looks into the attributes of every object, into what functions and methods carry with them
     (closures, defaults, `self`, the arguments of a `partial`), and into the plain attributes of
     modules. Not into classes, modules of Python, and the globals of functions.
+
+    Args:
+        data: Anything.
+        name: What the expressions begin with.
+        leave: Says of an object, from the last step to it and its path, whether to pass over it.
     """
-    yield from _walk(data, name, hidden=True)
+    yield from _walk(data, name, hidden=True, leave=leave)
 
 
-def _walk(data: object, name: str, *, hidden: bool) -> Iterator[tuple[str, Tensor]]:
+def _walk(
+    data: object,
+    name: str,
+    *,
+    hidden: bool,
+    leave: Callable[[Step, str, object], bool] | None = None,
+) -> Iterator[tuple[str, Tensor]]:
     seen: set[int] = set()
     keep_alive: list[object] = []  # so that no id is used twice
     stack: list[tuple[_Path, object]] = [(_Path(None, Step(None, name)), data)]
     while stack:
         path, x = stack.pop()
-        cls = type(x)
+        if type(x) in ATOMS or (leave is not None and leave(path.step, str(path), x)):
+            continue
         if isinstance(x, Tensor):
             yield str(path), x
             continue
-        if (cls in ATOMS and not hidden) or id(x) in seen:
+        if id(x) in seen:
             continue
         seen.add(id(x))
         keep_alive.append(x)

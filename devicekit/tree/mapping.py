@@ -8,11 +8,11 @@ from typing import Any, TypeVar, cast
 from torch import Tensor
 
 from devicekit.errors import MoveError
-from devicekit.tree.anatomy import Container, Step
+from devicekit.tree.anatomy import Container, Step, attributes_of, set_attributes
 from devicekit.tree.containers import ATOMS, container_of
 from devicekit.tree.describe import describe
 
-__all__ = ["map_tensors"]
+__all__ = ["copy_containers", "map_tensors"]
 
 T = TypeVar("T")
 
@@ -59,7 +59,14 @@ def map_tensors(
     return cast(T, walk.run(data))
 
 
-def _same(x: object) -> object:
+def copy_containers(x: T) -> T:
+    """Give an object containers of its own: copies of those in its attributes, at every depth."""
+    walk = _Walk(_same, _same, "x", _at, None, {}, copy=True)
+    set_attributes(x, cast("dict[str, Any]", walk.run(attributes_of(x))))
+    return x
+
+
+def _same(x: Any) -> Any:
     return x
 
 
@@ -102,6 +109,7 @@ class _Walk:
         note: Callable[[str, object], str],
         skip: Callable[[Step, str], bool] | None,
         memo: dict[int, Any],
+        copy: bool = False,
     ) -> None:
         self.fn = fn
         self.other = other
@@ -109,6 +117,7 @@ class _Walk:
         self.note = note
         self.skip = skip
         self.memo = memo
+        self.copy = copy  # whether containers are rebuilt even if nothing in them changed
         self.nodes: dict[int, _Node] = {}  # by the id of the container
         self.places: dict[
             int, list[tuple[_Node, int]]
@@ -120,8 +129,7 @@ class _Walk:
         self.spread_changes(order)
         for node in order:
             if node.changed and node is not root:
-                twin = self.make(node)
-                node.container.fill(node.original, twin, self.values(node))
+                self.rebuild(node)
         for node in self.nodes.values():
             self.memo[id(node.original)] = node.twin if node.changed else node.original
         return self.values(root)[0]
@@ -157,6 +165,7 @@ class _Walk:
                 container = container_of(cls)
                 if container is not None:
                     new = self.nodes[key] = _Node(child, container)
+                    new.changed = self.copy
                     self.places[key] = [(node, i)]
                     done.append(new)
                     return new
@@ -196,12 +205,21 @@ class _Walk:
                     user.changed = True
                     changed.append(user)
 
+    def rebuild(self, node: _Node) -> None:
+        try:
+            twin = self.make(node)
+            node.container.fill(node.original, twin, self.values(node))
+        except Exception as error:  # raised again at once: only a note is added
+            path = self.path(*self.places[id(node.original)][0])
+            error.add_note(self.note(path, node.original))
+            raise
+
     def make(self, node: _Node) -> Any:
         """The twin of a changed container; a mutable one may still have to be filled."""
         if node.twin is _IN_WORK:
             raise MoveError(
-                f"{describe(node.original)} at {self.path(*self.places[id(node.original)][0])} "
-                "contains itself and cannot be made before its contents are"
+                f"a {describe(node.original)} contains itself, and is of a type that cannot be "
+                "made before its contents are"
             )
         if node.twin is _UNMADE:
             node.twin = _IN_WORK

@@ -1,0 +1,184 @@
+"""The quick way for the common structures: dict, list, tuple, namedtuple, dataclass.
+
+It does what `devicekit.tree.map_tensors` does, without paths, notes, cycles and rarer types. When
+it meets one of these it gives up, and the walker begins anew and reuses what has been moved. So it
+has to be right for what it takes on, but not complete.
+
+What makes it quick: a table from type to function instead of questions about the type; leaves
+handled in the loop of their container, without a call; `.to` with positional arguments, which costs
+a fifth less than with keywords; a look at the device instead of a call of `.to` as long as nothing
+moved; a container is only copied when something in it moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from devicekit.device import Device
+from devicekit.move.foreign import moves_itself
+from devicekit.tree.containers import ATOMS, container_of, forget_on_register
+
+__all__ = ["Unsuited", "movers"]
+
+Memo = dict[int, Any]
+Move = Callable[[Any, Memo], Any]
+
+
+class Unsuited(Exception):
+    """The structure has something in it that only the walker can move."""
+
+
+def _keep(x: Any, memo: Memo) -> Any:
+    return x
+
+
+def _give_up(x: Any, memo: Memo) -> Any:
+    raise Unsuited
+
+
+class _ByType(dict[type, Move]):
+    """The function for each type of object; a new type is looked up once."""
+
+    def __init__(self, functions: dict[str, Move]) -> None:
+        super().__init__()
+        self.functions = functions
+
+    def __missing__(self, cls: type) -> Move:
+        self[cls] = move = self.functions.get(_kind(cls), _give_up)
+        return move
+
+
+def _kind(cls: type) -> str:
+    if cls is Tensor:
+        return "tensor"
+    if issubclass(cls, Tensor):
+        return "other"
+    container = container_of(cls)
+    if container is not None:
+        return container.kind
+    return "kept" if cls in ATOMS or not moves_itself(cls) else "other"
+
+
+def _functions(device: torch.device) -> _ByType:
+    """How to move what to this device."""
+    to_cpu = device.type == "cpu"
+    # The source of an asynchronous copy must stay as it is until the copy is done. torch sees to it
+    # if the source is pinned, and CUDA first copies pageable memory aside.
+    asynchronous = device.type not in ("cpu", "meta", "mps")
+    from_any_memory = device.type == "cuda"
+    keep, new_tuple = _keep, tuple.__new__
+    new_object, set_attribute = object.__new__, object.__setattr__
+
+    def move_tensor(x: Tensor, memo: Memo) -> Tensor:
+        if x.is_cpu is to_cpu and (to_cpu or x.device == device):
+            return x
+        if to_cpu:
+            raise Unsuited  # all copies are queued, then there is one wait: that takes a Transfer
+        return x.to(device, None, asynchronous and (from_any_memory or x.is_pinned()))
+
+    def move_dict(x: dict[Any, Any], memo: Memo) -> dict[Any, Any]:
+        moved = x
+        for key, value in x.items():
+            if type(value) is Tensor:
+                if moved is x:
+                    if value.is_cpu is to_cpu and (to_cpu or value.device == device):
+                        continue
+                    if to_cpu:
+                        raise Unsuited
+                    moved = x.copy()
+                address = id(value)
+                if address in memo:
+                    raise Unsuited
+                moved[key] = memo[address] = value.to(
+                    device, None, asynchronous and (from_any_memory or value.is_pinned())
+                )
+            else:
+                move = by_type[type(value)]
+                if move is not keep:
+                    new = move(value, memo)
+                    if new is not value:
+                        if moved is x:
+                            moved = x.copy()
+                        moved[key] = new
+        return moved
+
+    def move_items(x: Any, memo: Memo) -> Any:
+        moved = x
+        for i, value in enumerate(x):
+            if type(value) is Tensor:
+                if moved is x:
+                    if value.is_cpu is to_cpu and (to_cpu or value.device == device):
+                        continue
+                    if to_cpu:
+                        raise Unsuited
+                    moved = list(x)
+                address = id(value)
+                if address in memo:
+                    raise Unsuited
+                moved[i] = memo[address] = value.to(
+                    device, None, asynchronous and (from_any_memory or value.is_pinned())
+                )
+            else:
+                move = by_type[type(value)]
+                if move is not keep:
+                    new = move(value, memo)
+                    if new is not value:
+                        if moved is x:
+                            moved = list(x)
+                        moved[i] = new
+        return moved
+
+    def move_tuple(x: tuple[Any, ...], memo: Memo) -> tuple[Any, ...]:
+        moved = move_items(x, memo)
+        return x if moved is x else tuple(moved)
+
+    def move_namedtuple(x: tuple[Any, ...], memo: Memo) -> tuple[Any, ...]:
+        moved = move_items(x, memo)
+        return x if moved is x else new_tuple(type(x), moved)
+
+    def move_record(x: Any, memo: Memo) -> Any:
+        attributes = x.__dict__
+        moved = move_dict(attributes, memo)
+        if moved is attributes:
+            return x
+        twin = new_object(type(x))
+        set_attribute(twin, "__dict__", moved)  # past the `__setattr__` of a frozen class
+        return twin
+
+    by_type = _ByType(
+        {
+            "dict": move_dict,
+            "kept": keep,
+            "list": move_items,
+            "namedtuple": move_namedtuple,
+            "record": move_record,
+            "tensor": move_tensor,
+            "tuple": move_tuple,
+        }
+    )
+    return by_type
+
+
+class _Movers(dict[Any, _ByType]):
+    """The functions for each device, under the text or `torch.device` that callers pass.
+
+    Only texts that always mean the same are kept: "cuda" is the current device, which can change.
+    """
+
+    def __missing__(self, spec: Any) -> _ByType:
+        device = Device(spec, fallback=None)
+        if device.torch in self:
+            found = self[device.torch]
+        else:
+            found = self[device.torch] = _functions(device.torch)
+        if str(spec) == str(device):
+            self[spec] = found
+        return found
+
+
+movers = _Movers()
+forget_on_register(movers)
