@@ -155,7 +155,7 @@ def test_forked_process_knows_that_it_is_one() -> None:
         assert not torch.cuda._is_in_bad_fork()
         assert torch.cuda.is_initialized()
         child = "torch.cuda._is_in_bad_fork(), torch.cuda.is_initialized(), torch.manual_seed(0)"
-        assert in_fork(lambda: eval(child)).startswith("(True, False, ")  # noqa: S307 - ours
+        assert in_fork(lambda: eval(child)).startswith("(True, False, ")
 
 
 # ------------------------------------------------------------------ workers that were forked
@@ -163,9 +163,7 @@ def test_forked_process_knows_that_it_is_one() -> None:
 
 def test_worker_that_touches_the_device(simulation: Simulation) -> None:
     torch.ones(1, device=simulation.name)
-    loader = DataLoader(
-        OnDevice(simulation.name), num_workers=1, multiprocessing_context="fork"
-    )
+    loader = DataLoader(OnDevice(simulation.name), num_workers=1, multiprocessing_context="fork")
     with pytest.raises(RuntimeError, match=r"Cannot re-initialize CUDA in forked subprocess"):
         list(loader)
 
@@ -220,9 +218,8 @@ def test_worker_forked_before_first_use_sends_device_tensors(simulation: Simulat
 )
 def test_r028_device_tensor_cannot_be_pinned(dtype: torch.dtype, name: str) -> None:
     expected = f"cannot pin 'torch.cuda.{name}Tensor' only dense CPU tensors can be pinned"
-    with simulate("cuda"):
-        with pytest.raises(RuntimeError) as caught:
-            torch.ones(1, dtype=dtype, device="cuda").pin_memory()
+    with simulate("cuda"), pytest.raises(RuntimeError) as caught:
+        torch.ones(1, dtype=dtype, device="cuda").pin_memory()
     assert str(caught.value) == expected
 
 

@@ -62,20 +62,26 @@ def simulate(
         raise ValueError(f"`count` must be 1 or more, got {count!r}")
     if memory is not None and memory < 1:
         raise ValueError(f"`memory` must be a number of bytes, 1 or more, got {memory!r}")
-    _refuse_real_accelerator(allow_real)
+    _refuse_real_accelerator(name, allow_real)
     from devicekit.testing.simulation.state import Config
 
     return Simulation(Config(name, count, float64, memory, async_copies))
 
 
-def _refuse_real_accelerator(allow_real: bool) -> None:
-    if allow_real or private.backend_name() != "privateuseone":
+def _refuse_real_accelerator(name: str, allow_real: bool) -> None:
+    if allow_real or any(running.name == name for running in _running):
         return
-    if torch.accelerator.is_available():
+    if private.backend_name() == "privateuseone" and torch.accelerator.is_available():
         real = torch.accelerator.current_accelerator()
         raise RuntimeError(
-            f"this machine has a real accelerator ({real}), and a simulated one would take its place in "
-            f"`torch.accelerator` until the process ends. Use the real one, or say `allow_real=True`"
+            f"this machine has a real accelerator ({real}), and a simulated one would take its "
+            f"place in `torch.accelerator` until the process ends. Use the real one, or say "
+            f"`allow_real=True`"
+        )
+    if name == "cuda" and torch.cuda.is_available():
+        raise RuntimeError(
+            "this machine has a real CUDA device, and a simulated one would hide it. Use the real "
+            "one, or say `allow_real=True`"
         )
 
 
