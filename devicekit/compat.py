@@ -14,8 +14,11 @@ from types import FunctionType, ModuleType
 from typing import Any, cast
 
 import torch
+from torch import Tensor
+from torch.utils.data._utils import collate
 
 __all__ = [
+    "collate_for_packing",
     "cuda_arch_list",
     "cuda_is_simulated",
     "current_accelerator",
@@ -278,3 +281,21 @@ def current_accelerator() -> torch.device | None:
         if "none is available" not in str(error):
             raise
         return None
+
+
+def collate_for_packing(samples: Any, limit: int) -> Any:
+    """torch's `default_collate`, without shared memory for tensors smaller than `limit` bytes.
+
+    In a worker `default_collate` makes a file in shared memory for each tensor, which for a small
+    one takes longer than all else together, and is in vain if the tensor is packed afterwards.
+    """
+
+    def stacked(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        first = batch[0]
+        small = first.is_cpu and first.layout is torch.strided and not first.is_nested
+        if small and first.nbytes * len(batch) < limit:
+            return torch.stack(batch)
+        return collate.default_collate_fn_map[Tensor](batch, collate_fn_map=collate_fn_map)
+
+    kinds = {**collate.default_collate_fn_map, Tensor: stacked}
+    return collate.collate(samples, collate_fn_map=kinds)

@@ -1,5 +1,6 @@
 """What runs in the worker processes of a loader."""
 
+import functools
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
+from devicekit import compat
 from devicekit.packing import LARGE, pack
 from devicekit.pin import pin_where_possible
 from devicekit.tree import find_tensors, map_tensors
@@ -103,6 +106,8 @@ class Collate:
         self.pin = pin
         self.look = look
         self.seen: Found | None = None
+        if where == "worker" and pack and collate_fn is default_collate:
+            self.collate_fn = functools.partial(compat.collate_for_packing, limit=LARGE)
 
     def __call__(self, samples: Any) -> Any:
         """Return the batch, packed or not; in a worker, perhaps a `Found` instead."""
