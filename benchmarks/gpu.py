@@ -13,7 +13,6 @@ import argparse
 import gc
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,8 @@ from xml.etree import ElementTree
 
 import torch
 
-from devicekit import pack, pin_memory, prefetch_to_device, to_device, unpack
+from benchmarks.common import facts
+from devicekit import compat, pack, pin_memory, prefetch_to_device, to_device, unpack
 from devicekit.packing import pays
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -95,13 +95,7 @@ def machine(bench: Bench) -> dict[str, object]:
         ).stdout.strip()
     except (OSError, subprocess.TimeoutExpired) as error:
         smi = repr(error)
-    return {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "device": bench.module.get_device_name(bench.device),
-        query: smi,
-    }
+    return {"device": bench.module.get_device_name(bench.device), query: smi}
 
 
 # Host to device -----------------------------------------------------------------------------------
@@ -458,7 +452,7 @@ def main() -> int:
 
         with simulate("sim") as simulation:
             return report(Bench(simulation.devices[0], dry=True), options.out)
-    device = torch.accelerator.current_accelerator()
+    device = compat.current_accelerator()
     if device is None or not torch.get_device_module(device).is_available():
         parser.error("there is no accelerator here; --dry-run needs none")
     return report(Bench(torch.device(device.type, 0), dry=False), options.out)
@@ -482,7 +476,8 @@ def report(bench: Bench, out: Path | None) -> int:
         if not bench.dry:
             bench.results[f"{name}, seconds"] = round(time.perf_counter() - began, 1)
         if out is not None:
-            out.write_text(json.dumps({"dry_run": bench.dry, **bench.results}, indent=1) + "\n")
+            written = {**facts(), "dry_run": bench.dry, **bench.results}
+            out.write_text(json.dumps(written, indent=1) + "\n")
     return int(failed)
 
 
