@@ -84,7 +84,7 @@ class Bench:
 # The machine ------------------------------------------------------------------------------------
 
 
-def machine(bench: Bench) -> dict[str, object]:
+def the_device(bench: Bench) -> dict[str, object]:
     query = "name,driver_version,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current"
     try:
         smi = subprocess.run(
@@ -95,7 +95,7 @@ def machine(bench: Bench) -> dict[str, object]:
         ).stdout.strip()
     except (OSError, subprocess.TimeoutExpired) as error:
         smi = repr(error)
-    return {"device": bench.module.get_device_name(bench.device), query: smi}
+    return {"name": bench.module.get_device_name(bench.device), query: smi}
 
 
 # Host to device -----------------------------------------------------------------------------------
@@ -431,7 +431,7 @@ def rules(bench: Bench) -> dict[str, object]:
 
 
 SECTIONS: dict[str, Callable[[Bench], dict[str, object]]] = {
-    "machine": machine,
+    "device": the_device,
     "pinning": pinning,
     "races": races,
     "host_to_device": host_to_device,
