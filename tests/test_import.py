@@ -36,9 +36,9 @@ def test_the_import_takes_no_torch_and_no_time() -> None:
     code = f"""
 import json, sys, time
 sys.path.insert(0, {str(PACKAGE.parent)!r})
-start = time.perf_counter()
+start = time.process_time()  # other processes may be running
 import devicekit
-seconds = time.perf_counter() - start
+seconds = time.process_time() - start
 print(json.dumps({{"seconds": seconds, "torch": "torch" in sys.modules}}))
 """
     runs = [in_a_fresh_process(code) for _ in range(5)]
