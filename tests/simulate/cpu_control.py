@@ -1,6 +1,6 @@
 """What torch does on the CPU, as text: run alone, and after a simulation that has ended.
 
-Called with "after" it first uses and leaves simulations of both names. The two outputs must be equal.
+Called with "after" it first uses and leaves simulations of both names. The outputs must be equal.
 """
 
 import copy
