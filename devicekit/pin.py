@@ -20,7 +20,7 @@ from torch import Tensor
 
 from devicekit import compat
 from devicekit.device import Device
-from devicekit.errors import PinMemoryError, warn
+from devicekit.errors import DeviceUnavailableError, PinMemoryError, warn
 from devicekit.tree import find_tensors, map_tensors
 
 try:
@@ -138,7 +138,11 @@ def _context_of(accelerator: torch.device) -> Iterator[None]:
     if getattr(module, "is_initialized", lambda: True)():
         yield
         return
-    with module.device(Device(accelerator.type).index):
+    try:
+        index = Device(accelerator.type).index
+    except DeviceUnavailableError:  # LOCAL_RANK counts cards that this process is not shown
+        index = None
+    with module.device(index) if index is not None else contextlib.nullcontext():
         yield
 
 

@@ -355,6 +355,9 @@ def test_no_context_on_another_card_R041(simulated_accelerator, monkeypatch):
     pin_memory([torch.ones(2)])
     assert cards == [1]
     assert module.current_device() == 0
+    monkeypatch.setenv("LOCAL_RANK", "5")  # as where each process is shown one card
+    pin_memory([torch.ones(2)])
+    assert cards == [1, 0]
 
 
 # Refusals.
