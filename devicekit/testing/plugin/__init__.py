@@ -77,6 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Registers the markers and checks what the run requires."""
     for line in markers.REGISTERED:
         config.addinivalue_line("markers", line)
+    selection.check(config)
     for value in config.getoption("--devicekit-require"):
         for requirement in value.split(","):
             selection.require(requirement.strip())

@@ -16,12 +16,10 @@ class Selection:
     """The devices of a run, in the order in which they were asked for.
 
     Attributes:
-        requested: The text of the option, the ini setting or the variable, and where it stood.
         specs: One name a device, `cpu` first where it is among them.
         left_out: Devices that are not exercised, each with the reason.
     """
 
-    requested: str
     specs: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -40,19 +38,25 @@ def requested(config: pytest.Config) -> tuple[str, str]:
     return _DEFAULT, "default"
 
 
-def select(config: pytest.Config) -> Selection:
-    """Resolves the selected names against this machine; imports torch.
+def check(config: pytest.Config) -> None:
+    """Checks the selected names before anything is collected.
+
+    Only a name that must be looked up needs torch: not auto, all, the CPU or the simulation.
 
     Raises:
         pytest.UsageError: A name is no device, or a device asked for by name is missing.
     """
-    text, source = requested(config)
-    names = [name.strip() for name in text.replace(",", " ").split()]
-    if not names:
-        raise pytest.UsageError(f"{source}: no device is named in {text!r}; try 'auto'")
-    selection = Selection(text)
+    names, source = _names(config)
     for name in names:
-        for spec in _expand(name, source):
+        if name not in ("auto", "all", "cpu") and not _is_simulated(name):
+            _look_up(name, source)
+
+
+def select(config: pytest.Config) -> Selection:
+    """Resolves the selected names, already checked, against this machine; imports torch."""
+    selection = Selection()
+    for name in _names(config)[0]:
+        for spec in _expand(name):
             if spec not in selection.specs:
                 selection.specs.append(spec)
     selection.left_out = _left_out(selection.specs)
@@ -108,16 +112,24 @@ def worker_index(count: int) -> int:
     return int(number) % count if number.isdecimal() and count else 0
 
 
-def _expand(name: str, source: str) -> Sequence[str]:
-    from devicekit.errors import DeviceSpecError, DeviceUnavailableError
+def _names(config: pytest.Config) -> tuple[list[str], str]:
+    text, source = requested(config)
+    names = text.replace(",", " ").split()
+    if not names:
+        raise pytest.UsageError(f"{source}: no device is named in {text!r}; try 'auto'")
+    return names, source
 
-    if name in ("auto", "all"):
-        real = real_accelerators()
-        simulated = [SIMULATED] if name == "all" or not real else []
-        return ["cpu", *real, *simulated]
-    if name == SIMULATED or name.startswith(f"{SIMULATED}:"):
+
+def _expand(name: str) -> list[str]:
+    if name not in ("auto", "all"):
         return [name]
+    real = real_accelerators()
+    return ["cpu", *real] + ([SIMULATED] if name == "all" or not real else [])
+
+
+def _look_up(name: str, source: str) -> None:
     from devicekit.device import Device
+    from devicekit.errors import DeviceSpecError, DeviceUnavailableError
 
     try:
         Device(name, fallback=None)
@@ -125,7 +137,11 @@ def _expand(name: str, source: str) -> Sequence[str]:
         raise pytest.UsageError(f"{source}: {name!r} is not a device: {error}") from None
     except DeviceUnavailableError as error:
         raise pytest.UsageError(f"{source}: {name!r} cannot be used here: {error}") from None
-    return [name]
+
+
+def _is_simulated(name: str) -> bool:
+    type_, _, index = name.partition(":")
+    return type_ == SIMULATED and (not index or index.isdecimal())
 
 
 def _left_out(specs: Sequence[str]) -> dict[str, str]:
