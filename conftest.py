@@ -1,16 +1,21 @@
-"""Runs the Python snippets of the README and the docs as tests; lets tests run pytest."""
+"""Runs the examples of the README, the docs and the docstrings; lets tests run pytest."""
 
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
 
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+from sybil.parsers.rest import DocTestParser
+
+OPTIONS = ELLIPSIS | NORMALIZE_WHITESPACE
 
 pytest_plugins = ["pytester"]
 
-pytest_collect_file = Sybil(
-    parsers=[
-        PythonCodeBlockParser(doctest_optionflags=ELLIPSIS | NORMALIZE_WHITESPACE),
-        SkipParser(),
-    ],
+pages = Sybil(
+    parsers=[PythonCodeBlockParser(doctest_optionflags=OPTIONS), SkipParser()],
     patterns=["README*.md", "docs/*.md", "docs/*/*.md"],
-).pytest()
+)
+docstrings = Sybil(
+    parsers=[DocTestParser(OPTIONS)],
+    patterns=["devicekit/*.py", "devicekit/*/*.py", "devicekit/*/*/*.py"],
+)
+pytest_collect_file = (pages + docstrings).pytest()
