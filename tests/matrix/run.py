@@ -2,7 +2,7 @@
 
     python tests/matrix/run.py PYTHON [PYTHON ...]
 
-Each PYTHON is an interpreter that has one version of torch and the packages of the `test` extra. The
+Each PYTHON is an interpreter with one version of torch and the packages of the `test` extra. The
 result is benchmarks/results/matrix.json; what was filed for other versions stays in it.
 """
 
