@@ -355,7 +355,6 @@ CASES = [
         lambda x: [x["ids"], x["nested"]["k"][0]],
         lambda x: (list(x), x.encodings),
     ),
-    Case("sparse", lambda: [t().to_sparse()]),
     Case("Parameter", lambda: [nn.Parameter(t())]),
     Case("Parameter without grad", lambda: [nn.Parameter(t(), requires_grad=False)]),
     Case("struct sequence", lambda: torch.max(torch.ones(2, 2), dim=0), list),
@@ -460,6 +459,16 @@ def test_packed_sequence_without_indices() -> None:
 
     assert moved.data.is_meta
     assert moved.sorted_indices is None
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_sparse(nested: bool, simulated_accelerator: Simulation) -> None:
+    sparse = t().to_sparse()
+    for target in (torch.device("meta"), simulated_accelerator.devices[0]):
+        moved = to_device([sparse] if nested else sparse, target)
+        moved = moved[0] if nested else moved
+        assert (moved.device, moved.layout) == (target, torch.sparse_coo)
+        assert_values(moved, sparse)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")

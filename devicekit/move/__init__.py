@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from devicekit.device import Device
 from devicekit.move.fast import Unsuited, movers
@@ -105,7 +106,7 @@ def to_device(
         >>> to_device(batch, "cpu") is batch
         True
     """
-    if torch.compiler.is_dynamo_compiling() and not strict and not skip:
+    if is_dynamo_compiling() and not strict and not skip:
         return cast(T, move_traced(data, device, dtype))
     if non_blocking == "auto" and dtype is None and not strict and not skip:
         memo: dict[int, Any] = {}

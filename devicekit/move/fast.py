@@ -65,19 +65,74 @@ def _kind(cls: type) -> str:
 
 def _functions(device: torch.device) -> _ByType:
     """How to move what to this device."""
-    to_cpu = device.type == "cpu"
+    return _confirm_on_cpu() if device.type == "cpu" else _move_to(device)
+
+
+def _confirm_on_cpu() -> _ByType:
+    """Towards the CPU: give back what is there already, else leave it to the walker.
+
+    The walker queues all copies and waits once. What is shared is looked at once.
+    """
+    keep = _keep
+
+    def confirm_tensor(x: Tensor, memo: Memo) -> Tensor:
+        if not x.is_cpu:
+            raise Unsuited
+        return x
+
+    def confirm_dict(x: dict[Any, Any], memo: Memo) -> dict[Any, Any]:
+        for value in x.values():
+            if type(value) is Tensor:
+                if not value.is_cpu:
+                    raise Unsuited
+            else:
+                confirm = by_type[type(value)]
+                if confirm is not keep and id(value) not in memo:
+                    confirm(value, memo)
+                    memo[id(value)] = value
+        return x
+
+    def confirm_items(x: Any, memo: Memo) -> Any:
+        for value in x:
+            if type(value) is Tensor:
+                if not value.is_cpu:
+                    raise Unsuited
+            else:
+                confirm = by_type[type(value)]
+                if confirm is not keep and id(value) not in memo:
+                    confirm(value, memo)
+                    memo[id(value)] = value
+        return x
+
+    def confirm_record(x: Any, memo: Memo) -> Any:
+        confirm_dict(x.__dict__, memo)
+        return x
+
+    by_type = _ByType(
+        {
+            "dict": confirm_dict,
+            "kept": keep,
+            "list": confirm_items,
+            "namedtuple": confirm_items,
+            "record": confirm_record,
+            "tensor": confirm_tensor,
+            "tuple": confirm_items,
+        }
+    )
+    return by_type
+
+
+def _move_to(device: torch.device) -> _ByType:
     # The source of an asynchronous copy must stay as it is until the copy is done. torch sees to it
     # if the source is pinned, and CUDA first copies pageable memory aside.
-    asynchronous = device.type not in ("cpu", "meta", "mps")
+    asynchronous = device.type not in ("meta", "mps")
     from_any_memory = device.type == "cuda"
     keep, new_tuple = _keep, tuple.__new__
     new_object, set_attribute = object.__new__, object.__setattr__
 
     def move_tensor(x: Tensor, memo: Memo) -> Tensor:
-        if x.is_cpu is to_cpu and (to_cpu or x.device == device):
+        if not x.is_cpu and x.device == device:
             return x
-        if to_cpu:
-            raise Unsuited  # all copies are queued, then there is one wait: that takes a Transfer
         return x.to(device, None, asynchronous and (from_any_memory or x.is_pinned()))
 
     def move_dict(x: dict[Any, Any], memo: Memo) -> dict[Any, Any]:
@@ -85,14 +140,12 @@ def _functions(device: torch.device) -> _ByType:
         for key, value in x.items():
             if type(value) is Tensor:
                 if moved is x:
-                    if value.is_cpu is to_cpu and (to_cpu or value.device == device):
+                    if not value.is_cpu and value.device == device:
                         continue
-                    if to_cpu:
-                        raise Unsuited
                     moved = x.copy()
                 address = id(value)
                 if address in memo:
-                    raise Unsuited
+                    raise Unsuited  # the walker sees whether only this or a container is shared
                 moved[key] = memo[address] = value.to(
                     device, None, asynchronous and (from_any_memory or value.is_pinned())
                 )
@@ -104,18 +157,20 @@ def _functions(device: torch.device) -> _ByType:
                         if moved is x:
                             moved = x.copy()
                         moved[key] = new
+                    elif id(value) in memo:
+                        raise Unsuited  # shared parts in shared parts would take exponential time
+                    else:
+                        memo[id(value)] = value
         return moved
 
-    def move_items(x: Any, memo: Memo) -> Any:
+    def move_list(x: list[Any], memo: Memo) -> list[Any]:
         moved = x
         for i, value in enumerate(x):
             if type(value) is Tensor:
                 if moved is x:
-                    if value.is_cpu is to_cpu and (to_cpu or value.device == device):
+                    if not value.is_cpu and value.device == device:
                         continue
-                    if to_cpu:
-                        raise Unsuited
-                    moved = list(x)
+                    moved = [*x]
                 address = id(value)
                 if address in memo:
                     raise Unsuited
@@ -128,16 +183,20 @@ def _functions(device: torch.device) -> _ByType:
                     new = move(value, memo)
                     if new is not value:
                         if moved is x:
-                            moved = list(x)
+                            moved = [*x]
                         moved[i] = new
+                    elif id(value) in memo:
+                        raise Unsuited
+                    else:
+                        memo[id(value)] = value
         return moved
 
-    def move_tuple(x: tuple[Any, ...], memo: Memo) -> tuple[Any, ...]:
-        moved = move_items(x, memo)
+    def move_tuple(x: Any, memo: Memo) -> Any:
+        moved = move_list(x, memo)
         return x if moved is x else tuple(moved)
 
-    def move_namedtuple(x: tuple[Any, ...], memo: Memo) -> tuple[Any, ...]:
-        moved = move_items(x, memo)
+    def move_namedtuple(x: Any, memo: Memo) -> Any:
+        moved = move_list(x, memo)
         return x if moved is x else new_tuple(type(x), moved)
 
     def move_record(x: Any, memo: Memo) -> Any:
@@ -153,7 +212,7 @@ def _functions(device: torch.device) -> _ByType:
         {
             "dict": move_dict,
             "kept": keep,
-            "list": move_items,
+            "list": move_list,
             "namedtuple": move_namedtuple,
             "record": move_record,
             "tensor": move_tensor,

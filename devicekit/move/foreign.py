@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +20,16 @@ class _Call(NamedTuple):
     non_blocking: bool
 
 
-@cache
-def _how_to_call(cls: Any) -> _Call | None:
+_known: dict[type, _Call | None] = {}
+
+
+def _how_to_call(cls: type) -> _Call | None:
+    if cls not in _known:
+        _known[cls] = _read_signature(cls)
+    return _known[cls]
+
+
+def _read_signature(cls: type) -> _Call | None:
     """How to call the `to` of this type, or None if it does not take a device.
 
     Many methods of this name are no movers: `Quantity.to(unit)`, `Timestamp.to(zone)`.
