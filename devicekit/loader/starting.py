@@ -3,7 +3,6 @@
 import ast
 import functools
 import io
-import multiprocessing
 import pickle
 import sys
 from collections.abc import Iterator
@@ -38,7 +37,7 @@ def context_for(given: BaseContext | None, parts: dict[str, object]) -> BaseCont
     context = given or torch.multiprocessing.get_context()
     if context.get_start_method() != "fork":
         _raise_if_unpicklable(parts, context.get_start_method())
-        return context
+        return _preloaded(context)
     if given is not None or not accelerator_was_initialised():
         return context
     # A forked process cannot use an accelerator that its parent has initialised. But what was
@@ -46,8 +45,15 @@ def context_for(given: BaseContext | None, parts: dict[str, object]) -> BaseCont
     # go on to work: most workers do not touch the accelerator, and those that do are noticed.
     if unpicklable(parts) is not None or not _main_can_be_imported():
         return context
-    multiprocessing.set_forkserver_preload(_PRELOAD)
-    return torch.multiprocessing.get_context("forkserver")
+    return _preloaded(torch.multiprocessing.get_context("forkserver"))
+
+
+def _preloaded(context: BaseContext) -> BaseContext:
+    """Have the fork server import torch once, instead of each worker after its start."""
+    # Too late if the server runs already; then each worker does import torch.
+    if context.get_start_method() == "forkserver":
+        context.set_forkserver_preload(_PRELOAD)
+    return context
 
 
 def accelerator_was_initialised() -> bool:

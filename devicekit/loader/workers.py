@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from devicekit import compat
-from devicekit.packing import LARGE, pack
+from devicekit.packing import LARGE, pack, pays
 from devicekit.pin import pin_where_possible
 from devicekit.tree import find_tensors, map_tensors
 
@@ -26,10 +26,6 @@ __all__ = [
     "held_on_accelerator",
     "with_safe_queues",
 ]
-
-# How many small tensors make packing worth its own cost: in a worker each tensor that is not packed
-# costs a file descriptor and 0.3 ms (benchmarks/loading.py); in the main process, a copy.
-_WORTH_PACKING = {"worker": 2, "main": 16}
 
 # How much of a dataset's attributes is looked at: an index of a million files is not walked.
 _DEPTH, _WIDTH = 3, 32
@@ -144,8 +140,10 @@ class Collate:
     def _is_worth_packing(self, tensors: list[Tensor]) -> bool:
         if self.pack != "auto":
             return bool(self.pack)
-        small = sum(1 for tensor in tensors if tensor.is_cpu and tensor.nbytes < LARGE)
-        return small >= _WORTH_PACKING[self.where]
+        small = [tensor for tensor in tensors if tensor.is_cpu and tensor.nbytes < LARGE]
+        if self.where == "main":
+            return pays(len(small), sum(tensor.nbytes for tensor in small))
+        return len(small) > 1  # each costs a file in shared memory and a descriptor
 
 
 def _tensors(batch: object) -> list[Tensor]:
