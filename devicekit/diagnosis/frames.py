@@ -86,7 +86,7 @@ class Call:
 def is_library(filename: str) -> bool:
     """Say whether a file belongs to torch, to Python or to this library: not to the user."""
     if filename.startswith("<"):
-        return filename.startswith(("<frozen", "<eval_with_key>", "<attrs"))
+        return filename.startswith(("<frozen", "<eval_with_key>", "<attrs", "<devicekit"))
     path = os.path.realpath(filename)
     if path.startswith((_TORCH, _SELF)):
         return True

@@ -69,7 +69,8 @@ def _name_in_torch(function: ast.expr, call: Call) -> str | None:
     value = lookup(function, call)
     if not isinstance(value, BuiltinFunctionType | FunctionType):
         return None
-    return value.__name__ if vars(torch).get(value.__name__) is value else None
+    name: str = value.__name__
+    return name if vars(torch).get(name) is value else None
 
 
 def _is_scalar(made: ast.Call) -> bool:

@@ -43,7 +43,7 @@ class Check:
         self.options = options
         self.demanded, self.moves, self.allow = options
         self.names = _positional_names(function)
-        self.is_method = self.names[:1] in (["self"], ["cls"])
+        self.is_method = self.names[:1] in (["self"], ["cls"]) or _is_forward(function)
         self._device: torch.device | None = None
 
     def target(self) -> torch.device | None:
@@ -189,6 +189,11 @@ class Check:
 
 def _tensors_in(value: object) -> Iterable[Tensor]:
     return (tensor for _, tensor in find_tensors(value))
+
+
+def _is_forward(function: Callable[..., Any]) -> bool:
+    """Whether this is a module's `forward`, whatever it calls its `self`."""
+    return getattr(function, "__qualname__", "").rpartition("<locals>.")[2].endswith(".forward")
 
 
 def _positional_names(function: Callable[..., Any]) -> list[str]:

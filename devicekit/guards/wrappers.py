@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from devicekit.guards.places import nearest_parameter
 
 __all__ = ["check_of", "wrap"]
 
-_is_compiling = torch.compiler.is_compiling
+# While Dynamo traces, this is True, and the check leaves no trace in the compiled code.
+_is_compiling = torch.compiler.is_dynamo_compiling
 
 
 def wrap(check: Check) -> Callable[..., Any]:
@@ -41,47 +43,81 @@ def check_of(function: object) -> Check | None:
     return check if isinstance(check, Check) else None
 
 
+_TEMPLATE = """
+def {name}({parameters}):
+    if _dk_is_compiling():
+        return _dk_function({parameters})
+    try:
+        _dk_owner = {me}
+        for _dk_name in _dk_way:
+            _dk_owner = _dk_owner._modules[_dk_name]
+        _dk_device = _dk_owner._parameters[_dk_key].device
+        _dk_agree = {agree}
+    except (AttributeError, KeyError):
+        _dk_agree = False
+    if not _dk_agree:
+        _dk_enter({parameters})
+    try:
+        return _dk_function({parameters})
+    except Exception as _dk_error:
+        _dk_explain(_dk_error, ({me},))
+        raise
+"""
+
+
 def _wrap_method(check: Check) -> Callable[..., Any]:
     """Wrap a method without options: of a module, it is nearly free while all is well.
 
     The device is that of the parameter which the last module looked at has nearest: the names on
     the way to it are walked at each call, so nothing can be out of date.
+
+    The wrapper is made from a text, with the arguments of the method: to pass on `*args` and
+    `**kwargs` takes as long as all the rest.
     """
-    function = check.function
-    way: tuple[str, ...] = ()
-    key = ""
+    names = _plain_names(check.function)
+    if names is None:
+        return _wrap_function(check)
+    me, *others = names
 
-    @functools.wraps(function)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal way, key
-        if _is_compiling():
-            return function(self, *args, **kwargs)
-        try:
-            owner = self
-            for name in way:
-                owner = owner._modules[name]
-            device = owner._parameters[key].device
-            for value in (*args, *kwargs.values()) if kwargs else args:
-                if type(value) is Tensor:
-                    if value.device != device:
-                        break
-                elif value is not None:
-                    break
-            else:
-                device = None
-        except (AttributeError, KeyError):  # another module, or no module at all
-            device = ...
-        if device is not None:
-            check.enter((self, *args), kwargs)
-            if isinstance(self, nn.Module):
-                way, key = nearest_parameter(self) or ((), "")
-        try:
-            return function(self, *args, **kwargs)
-        except Exception as error:
-            check.raise_explained(error, (self,))
-            raise
+    def enter(self: Any, *args: Any) -> None:
+        check.enter((self, *args), {}, depth=3)
+        if isinstance(self, nn.Module):
+            space["_dk_way"], space["_dk_key"] = nearest_parameter(self) or ((), "")
 
-    return wrapper
+    agree = " and ".join(
+        f"({name} is None or type({name}) is _dk_Tensor and {name}.device == _dk_device)"
+        for name in others
+    )
+    space: dict[str, Any] = {
+        "_dk_Tensor": Tensor,
+        "_dk_enter": enter,
+        "_dk_explain": check.raise_explained,
+        "_dk_function": check.function,
+        "_dk_is_compiling": _is_compiling,
+        "_dk_key": "",
+        "_dk_way": (),
+    }
+    source = _TEMPLATE.format(
+        name=check.function.__name__ if check.function.__name__.isidentifier() else "guarded",
+        parameters=", ".join(names),
+        me=me,
+        agree=agree or "True",
+    )
+    exec(compile(source, "<devicekit guard>", "exec"), space)
+    wrapper: Callable[..., Any] = space[source.partition("def ")[2].partition("(")[0]]
+    wrapper.__defaults__ = check.function.__defaults__
+    return functools.wraps(check.function)(wrapper)
+
+
+def _plain_names(function: Callable[..., Any]) -> list[str] | None:
+    """The arguments of a function, if each may be given by position and by name."""
+    if not isinstance(function, FunctionType):
+        return None
+    parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    if any(one.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for one in parameters):
+        return None
+    names = [one.name for one in parameters]
+    return names if names and not any(name.startswith("_dk_") for name in names) else None
 
 
 def _wrap_function(check: Check) -> Callable[..., Any]:
