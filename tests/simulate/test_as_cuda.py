@@ -587,13 +587,29 @@ def test_compile_passes_through() -> None:
     assert layer(torch.ones(1, 2, device="cuda")).is_cuda
 
 
+def test_what_was_compiled_before_runs_eagerly(simulation: Simulation) -> None:
+    simulation.stop()
+
+    @torch.compile(backend="eager")
+    def double(x):
+        return x * 2
+
+    assert double(torch.ones(1)).tolist() == [2]
+    with simulate("cuda"):
+        assert double(torch.ones(1, device="cuda")).tolist() == [2]
+        assert double(torch.ones(1)).tolist() == [2]
+    with simulate():
+        assert double(torch.ones(1, device="sim")).tolist() == [2]
+    assert double(torch.ones(1)).tolist() == [2]
+
+
 def test_typical_device_line() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     x, y = next(iter(DataLoader(TensorDataset(torch.ones(4, 8), torch.ones(4)), batch_size=4)))
     assert (x.to(device).sum() + y.to(device).sum()).item() == 36
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
 def test_forward_mode_and_functional_transforms() -> None:
     x = torch.ones(3, device="cuda")
     assert torch.func.grad(lambda x: (x**2).sum())(x).tolist() == [2, 2, 2]

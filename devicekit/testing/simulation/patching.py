@@ -1,5 +1,6 @@
 """Attributes that are replaced for a while, and put back."""
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +25,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, Any]] = []
+        self._actions: list[Callable[[], object]] = []
         self._items: list[tuple[dict[Any, Any], Any, Any]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
@@ -40,8 +42,14 @@ class Patches:
         self._items.append((table, key, table.get(key, _ABSENT)))
         table[key] = value
 
+    def later(self, action: Callable[[], object]) -> None:
+        """Call something when everything is put back."""
+        self._actions.append(action)
+
     def undo(self) -> None:
         """Put everything back as it was found."""
+        while self._actions:
+            self._actions.pop()()
         while self._undo:
             owner, name, before = self._undo.pop()
             if before is _ABSENT:

@@ -15,6 +15,8 @@ module                what it replaces
 ====================  ==========================================================================
 """
 
+import sys
+
 import torch
 
 from devicekit.testing.simulation import state
@@ -49,7 +51,7 @@ def install(patches: Patches) -> None:
 
 
 def _pass_compile_through(patches: Patches) -> None:
-    """Let `torch.compile` return what it is given.
+    """Let `torch.compile` return what it is given, and what was compiled before run eagerly.
 
     Dynamo rebuilds tensors from the device they show, and C++ has no "cuda" here. Compiled code
     must compute what eager code computes, so running it eagerly changes no result.
@@ -59,3 +61,6 @@ def _pass_compile_through(patches: Patches) -> None:
         return (lambda function: function) if model is None else model
 
     patches.set(torch, "compile", compile)
+    if "torch._dynamo" in sys.modules:
+        stance = torch.compiler.set_stance("force_eager")
+        patches.later(lambda: stance.__exit__(None, None, None))
