@@ -33,7 +33,7 @@ from devicekit.loader import starting
 from devicekit.loader.faults import device_fault, explained
 
 TorchLoader = torch.utils.data.DataLoader
-NAME = Path(__file__).stem
+METHODS = ["fork", pytest.param("forkserver", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +172,7 @@ class RaisesInWorker(Numbers):
 
 
 @pytest.mark.parametrize("start", [0, 6])
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", METHODS)
 def test_r046_tensors_moved_in_a_worker_are_loaded_in_the_main_process(
     start, method, simulated_accelerator, said
 ):
@@ -184,8 +184,10 @@ def test_r046_tensors_moved_in_a_worker_are_loaded_in_the_main_process(
     assert numbers(loader) == list(range(12))
     assert len(said) == 1, [str(each.message) for each in said]
     assert f"`MovesFrom[{start}]['pair'][1]` is on sim:0" in str(said[0].message)
+    assert said[0].filename == __file__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [0, 6])
 def test_r046_or_they_are_an_error_at_their_place(start, simulated_accelerator):
     loader = DataLoader(
@@ -395,6 +397,7 @@ class Shares(Numbers):
             return {"n": self.tensor[index]}
 
 
+@pytest.mark.slow
 def test_r051_what_can_only_be_sent_while_a_worker_starts_passes():
     loader = DataLoader(Shares(), 4, num_workers=1, multiprocessing_context="spawn", device="cpu")
 
@@ -417,6 +420,7 @@ def test_the_platforms_own_start_method_is_used_without_an_accelerator():
     assert first_process(device="cpu") == "ForkProcess"
 
 
+@pytest.mark.slow
 def test_a_fork_server_is_used_once_an_accelerator_was_initialised(simulated_accelerator):
     assert first_process(device="sim") == "ForkServerProcess"
     assert first_process(device="cpu") == "ForkServerProcess"
@@ -447,6 +451,7 @@ def test_a_script_without_a_guard_is_not_run_again(main, importable, tmp_path, m
         starting._main_can_be_imported.cache_clear()
 
 
+@pytest.mark.slow
 def test_classes_of_a_notebook_go_on_to_work_beside_an_accelerator():
     program = """
         import torch
@@ -582,7 +587,7 @@ def gives_a_lock(samples):
     return threading.Lock()
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_batch_that_cannot_be_sent_is_an_error_not_a_wait(method):
     loader = DataLoader(
         Numbers(),
@@ -707,6 +712,52 @@ def test_r055_file_descriptors_that_are_too_few(packing):
     else:
         assert "RLIMIT_NOFILE 100 (hard 100)" in said
         assert "pack=True" in said
+
+
+@pytest.mark.slow
+def test_an_interrupt_from_the_keyboard_leaves_nothing():
+    program = """
+        import multiprocessing, os, signal, threading, time
+        import torch
+        from devicekit import DataLoader
+
+        class Slow(torch.utils.data.Dataset):
+            def __len__(self):
+                return 1000
+            def __getitem__(self, index):
+                time.sleep(0.01)
+                return index
+
+        os.setpgrp()
+        batches = iter(DataLoader(Slow(), num_workers=2, persistent_workers=True, device="cpu"))
+        next(batches)
+        threading.Timer(0.3, os.killpg, (0, signal.SIGINT)).start()
+        try:
+            list(batches)
+        except KeyboardInterrupt:
+            print("interrupted", len(multiprocessing.active_children()), list(batches))
+    """
+    assert run(program) == "interrupted 0 []"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", ["", ", persistent_workers=True"])
+def test_leaving_the_program_in_the_middle_is_quiet(settings):
+    program = f"""
+        import torch
+        from devicekit import DataLoader
+        loader = DataLoader(range(100), num_workers=2, device="cpu"{settings})
+        batches = iter(loader)
+        next(batches)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, "PYTHONPATH": str(Path(devicekit.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow

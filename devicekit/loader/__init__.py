@@ -21,7 +21,7 @@ from devicekit.move import to_device
 from devicekit.packing import Packed, unpack
 from devicekit.prefetch import TorchBackend, run_schedule
 
-__all__ = ["DataLoader"]
+__all__ = ["Batches", "DataLoader"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -119,7 +119,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.on_device_data = on_device_data
         self._adapted = False
         self._running: Running | None = None
-        self._latest: weakref.ref[_Batches[Any]] | None = None
+        self._latest: weakref.ref[Batches] | None = None
         self._backend: TorchBackend | None = None
         self._part: EpochSampler | None = None
         super().__init__(
@@ -154,7 +154,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         part = self._part_of_indices()
         return super().__len__() if part is None else len(part)
 
-    def __iter__(self) -> _Batches[T_co]:  # type: ignore[override]
+    def __iter__(self) -> Batches:  # type: ignore[override]
         if self.persistent_workers and self._latest is not None:
             latest = self._latest()
             if latest is not None:
@@ -162,7 +162,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         held = self._held_on_accelerator()
         with cpu_by_default():
             running = self._start(look=held is not None)
-        batches = _Batches[T_co](self._on_device(Epoch(self, running, held)), running.indices)
+        batches = Batches(self._on_device(Epoch(self, running, held)), running.indices)
         self._latest = weakref.ref(batches)
         return batches
 
@@ -252,7 +252,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._running = None
         self._iterator = None
 
-    def _on_device(self, epoch: Iterable[T_co]) -> Iterator[T_co]:
+    def _on_device(self, epoch: Iterable[Any]) -> Iterator[Any]:
         if not self.prefetch or not self.pin_memory:
             return _moved(epoch, self.device)
         if self._backend is None:  # once: it has a stream, which has a pool of memory
@@ -260,14 +260,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return run_schedule(epoch, self._backend, self.prefetch)
 
 
-class _Batches(Iterator[T_co]):
+class Batches(Iterator[Any]):
     """Iterates once over a loader."""
 
-    def __init__(self, batches: Iterator[T_co], indices: Indices | None) -> None:
+    def __init__(self, batches: Iterator[Any], indices: Indices | None) -> None:
         self._batches = batches
         self._indices = indices
 
-    def __next__(self) -> T_co:
+    def __next__(self) -> Any:
         return next(self._batches)
 
     def __len__(self) -> int:

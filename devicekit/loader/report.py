@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -51,23 +52,31 @@ def warn_of_adapting(loader: Startable, reason: Found | Exception, indices: Indi
         "in the worker processes of a DataLoader nor be sent from them, so it loads in the main "
         f"process, without the {loader.num_workers} workers. Fix: keep the tensors of the dataset "
         "on the CPU, the loader moves the batches to the device",
-        stacklevel=2,
+        stacklevel=_levels_to_the_caller(),
     )
+
+
+def _levels_to_the_caller() -> int:
+    """How far up the first frame outside the library is, for `warnings.warn` in the caller."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("devicekit"):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _description(loader: Startable, reason: Found | Exception, indices: Indices | None) -> str:
     dataset = type(loader.dataset).__name__
-    waiting = indices.waiting[0] if indices is not None and indices.waiting else None
+    known = indices is not None and indices.waiting and loader.in_order
+    batch = _listed(indices.waiting[0]) if indices is not None and known else []
     if isinstance(reason, Exception):
-        place = "" if waiting is None else f"[{_listed(waiting)[0]!r}], or a sample beside it,"
+        place = f"[{batch[0]!r}], or a sample beside it," if batch else ""
         return f"{dataset}{place} failed in a worker process: {device_fault(reason)}"
     if reason.position is None:
         return f"{dataset}: `{reason.path}` is on {reason.device}"
-    if waiting is None:
-        where = f"`sample{reason.path}`, in sample {reason.position} of a batch,"
-        return f"{dataset}: {where} is on {reason.device}"
-    index = _listed(waiting)[reason.position]
-    return f"`{dataset}[{index!r}]{reason.path}` is on {reason.device}"
+    if reason.position < len(batch):
+        return f"`{dataset}[{batch[reason.position]!r}]{reason.path}` is on {reason.device}"
+    where = f"`sample{reason.path}`, in sample {reason.position} of a batch,"
+    return f"{dataset}: {where} is on {reason.device}"
 
 
 def _listed(batch: Any) -> Any:
