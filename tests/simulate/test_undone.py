@@ -53,7 +53,7 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
         one, other = before.get(name, _ABSENT), after.get(name, _ABSENT)
         if one is other:
             continue
-        # Torch's counters and caches hold other values now; an attribute of ours would be a function.
+        # Counters and caches hold other values now; an attribute of ours would be a function.
         plain = isinstance(one, int | str | tuple | frozenset) and type(one) is type(other)
         if one != other if plain else isinstance(one, _FUNCTIONS) or type(one) is not type(other):
             names.add(name)
