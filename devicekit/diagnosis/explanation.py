@@ -1,6 +1,7 @@
 """From an exception to a report with names."""
 
 import ast
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -8,6 +9,7 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
+from devicekit.diagnosis.compiled import traced_calls
 from devicekit.diagnosis.frames import MISSING, Call, calls_of, is_library, lookup
 from devicekit.diagnosis.making import inline
 from devicekit.diagnosis.mentions import Mention, mentions
@@ -82,6 +84,11 @@ def report_of(error: BaseException, where: str = "") -> Report | None:
     if not users or _is_raised_by_user(error.__traceback__, users[0]):
         return None
     host = wants_host(text)
+    traced = traced_calls(text, library)
+    if traced:
+        report = _at([*traced, *users], text, host, where, said=True)
+        if report is not None:
+            return report
     for at in range(min(len(users), _MANY_CALLS)):
         report = _at(users[at:], text, host, where)
         if report is not None:
@@ -107,12 +114,25 @@ def _is_raised_by_user(traceback: TracebackType | None, innermost: Call) -> bool
     return isinstance(innermost.statement, ast.Raise | ast.Assert)
 
 
-def _at(calls: list[Call], text: str, host: bool, where: str) -> Report | None:
+def _at(
+    calls: list[Call], text: str, host: bool, where: str, *, said: bool = False
+) -> Report | None:
+    """Explain the statement of the innermost of some frames; None if its names do not differ.
+
+    Args:
+        calls: The frames.
+        text: The error's text.
+        host: Whether the operation runs on the CPU.
+        where: The name of what was guarded.
+        said: Whether the text is believed about the devices, as not all values can be seen.
+    """
     call = calls[0]
     known = names_of_parameters(call.scope.items())
     things = [_Thing(m, list(tensors_of(m.value, m.path, known))) for m in _mentioned(call)]
     generators = [t.mention for t in things if isinstance(t.mention.value, torch.Generator)]
     devices = devices_of(t for thing in things for _, t in thing.tensors)
+    if said and devices:
+        devices = list(dict.fromkeys([*devices, *_devices_said(text)]))
     if generators and "generator" in text:
         return _of_generator(calls, generators, things, text, where)
     if host:
@@ -127,6 +147,12 @@ def _at(calls: list[Call], text: str, host: bool, where: str) -> Report | None:
     if len(devices) == 1:
         return _of_inline(calls, things, devices[0], text, where)
     return None
+
+
+def _devices_said(text: str) -> list[torch.device]:
+    """The devices in the sentence that torch has for a mismatch."""
+    match = re.search(r"same device.*?found (?:at least two devices, )?(.+?) and (.+?)!", text)
+    return [torch.device(one) for one in match.groups()] if match is not None else []
 
 
 def _mentioned(call: Call) -> list[Mention]:
@@ -302,10 +328,10 @@ def _unnamed(users: list[Call], library: list[Call], text: str, where: str) -> R
         rows.sort(key=lambda row: row.device != str(target))
         ordered = [target, *(device for device in devices if device != target)]
         return Report(where or users[0].name, mismatch(ordered), site_of(users[0]), rows, [])
-    named = devices_in(text)
-    if len(named) < 2:
+    devices = _devices_said(text)
+    if len(devices) < 2:
         return None
-    problem = mismatch([torch.device(one) for one in named])
+    problem = mismatch(devices)
     return Report(where or users[0].name, problem, site_of(users[0]), [], [])
 
 

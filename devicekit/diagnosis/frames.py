@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["MISSING", "Call", "calls_of", "is_library", "lookup", "member", "parse"]
+__all__ = ["MISSING", "Call", "calls_of", "function_at", "is_library", "lookup", "member", "parse"]
 
 MISSING: Any = object()
 
@@ -29,6 +29,7 @@ _STDLIB = tuple(
 _TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
 _SELF = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 _MANY_FRAMES = 60
+_MANY_LIBRARY_FRAMES = 300
 
 
 @dataclass
@@ -118,7 +119,7 @@ def calls_of(
     for one, lasti, line in (*inner, *_outer(outermost)):
         if not is_library(one.f_code.co_filename):
             users.append(_read(one, lasti, line, trees))
-        elif not users and len(library) < _MANY_FRAMES:
+        elif not users and len(library) < _MANY_LIBRARY_FRAMES:
             library.append(_read(one, lasti, line, None))
         if len(users) == _MANY_FRAMES:
             break

@@ -11,7 +11,10 @@ from torch.optim import Optimizer
 
 from devicekit.tree import find_tensors
 
-__all__ = ["describe", "devices_of", "is_free", "names_of_parameters", "tensors_of"]
+__all__ = ["MADE_UP", "describe", "devices_of", "is_free", "names_of_parameters", "tensors_of"]
+
+# The mark of a tensor that only stands for one which cannot be seen, and has no shape to tell.
+MADE_UP = "_devicekit_made_up"
 
 
 def is_free(tensor: Tensor) -> bool:
@@ -75,6 +78,8 @@ def names_of_parameters(objects: Iterable[tuple[str, Any]]) -> dict[int, str]:
 def describe(value: Any) -> str:
     """A value in a few words: `float32[32, 3]`, `Net: 12 parameters, 2 buffers`."""
     if isinstance(value, Tensor):
+        if MADE_UP in vars(value):
+            return "tensor"
         dtype = str(value.dtype).removeprefix("torch.")
         try:
             return f"{dtype}[{', '.join(str(size) for size in value.shape)}]"

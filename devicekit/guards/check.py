@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType
+from types import FrameType, MethodType
 from typing import Any
 
 import torch
@@ -84,6 +84,9 @@ class Check:
         function = self.function
         name = getattr(function, "__qualname__", type(function).__name__)
         name = name.rpartition("<locals>.")[2]
+        inner = inspect.unwrap(function)
+        if isinstance(inner, MethodType) and isinstance(inner.__self__, nn.Module):
+            return f"{type(inner.__self__).__name__}.forward"  # of a compiled module
         if self.is_method and args and "." in name:
             owner = args[0] if isinstance(args[0], type) else type(args[0])
             return f"{owner.__name__}.{name.rpartition('.')[2]}"
