@@ -17,7 +17,7 @@ _EXTENSION = 12
 def install(patches: Patches) -> None:
     """Replace the attributes, and the functions that return a device."""
     for name, value in {
-        "device": property(_device),
+        "device": property(_device_getter()),
         "is_cuda": property(_is_cuda),
         "type": _type(torch.Tensor.type),
         "numpy": _numpy(torch.Tensor.numpy),
@@ -33,8 +33,18 @@ def install(patches: Patches) -> None:
     patches.set(torch._C, "_get_accelerator", _shown(private.get_accelerator))
 
 
-def _device(self: torch.Tensor) -> torch.device:
-    return outward(private.tensor_device(self))  # type: ignore[no-any-return]
+def _device_getter() -> Any:
+    """Return the getter of `Tensor.device`, which CPU tensors in the same process use as well."""
+    read = private.tensor_device
+    indices = [None, *range(state.active().count)]
+    ours = [state.device(i) if i is not None else torch.device(state.backend) for i in indices]
+    shown = {device: outward(device) for device in ours}.get
+
+    def device(self: torch.Tensor) -> torch.device:
+        found = read(self)
+        return shown(found, found)  # type: ignore[no-any-return]
+
+    return device
 
 
 def _is_cuda(self: torch.Tensor) -> bool:
