@@ -52,7 +52,9 @@ def _scatter(
     dim: int,
     streams: Any = None,
 ) -> tuple[torch.Tensor, ...]:
-    chunks = x.chunk(len(devices), dim) if chunk_sizes is None else torch.split(x, [*chunk_sizes], dim)
+    chunks = (
+        x.chunk(len(devices), dim) if chunk_sizes is None else torch.split(x, [*chunk_sizes], dim)
+    )
     return tuple(_on(chunk, index) for chunk, index in zip(chunks, devices, strict=False))
 
 

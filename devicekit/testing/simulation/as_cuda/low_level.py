@@ -160,7 +160,8 @@ def _set_memory_fraction(fraction: float, index: int) -> None:
 class _Runtime:
     """What stands for the module that `torch.cuda.cudart()` returns."""
 
-    cudaError = SimpleNamespace(success=0)
+    class cudaError(int):
+        success = 0
 
     @staticmethod
     def cudaMemGetInfo(index: int) -> tuple[int, int]:
@@ -228,6 +229,14 @@ NAMESPACE: dict[str, Any] = {
     "getMemoryFraction": lambda index: 1.0,
     "getAllocatorBackend": lambda: "native",
     "memorySnapshot": _refuse("memory snapshots"),
+    "record_memory_history": _nothing,
+    "record_memory_history_legacy": _nothing,
+    "cudaCachingAllocator_enable": _nothing,
+    "cudaCachingAllocator_is_enabled": lambda: True,
+    "cudaHostAllocator": _refuse("allocators"),
+    "getAllocator": _refuse("allocators"),
+    "customAllocator": _refuse("allocators"),
+    "changeCurrentAllocator": _refuse("allocators"),
     "cudaCachingAllocator_raw_alloc": _refuse("raw memory"),
     "cudaCachingAllocator_raw_delete": _refuse("raw memory"),
     "getCurrentBlasHandle": _refuse("cuBLAS"),

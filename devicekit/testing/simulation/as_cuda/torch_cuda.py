@@ -40,8 +40,12 @@ def install(patches: Patches) -> None:
         patches.set(cuda, name, value)
         patches.set(cuda.streams, name, value)
     for owner in (cuda, cuda.graphs):
-        patches.set(owner, "CUDAGraph", _no_graphs)
-        patches.set(owner, "graph_pool_handle", _no_graphs)
+        patches.set(owner, "CUDAGraph", _refuse("CUDA graphs"))
+        patches.set(owner, "graph_pool_handle", _refuse("CUDA graphs"))
+    for owner in (cuda, cuda.streams):
+        patches.set(owner, "ExternalStream", _refuse("Streams of other libraries"))
+    for owner in (cuda, cuda.memory):
+        patches.set(owner, "MemPool", _refuse("Memory pools"))
     patches.set(cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False)
     patches.set(cuda.nvtx, "_nvtx", _nvtx())
     for name, dtype in _LEGACY.items():
@@ -95,8 +99,11 @@ class Event(streams.Event):
         raise NotImplementedError("the simulated accelerator shares no events between processes")
 
 
-def _no_graphs(*args: object, **kwargs: object) -> Any:
-    raise NotImplementedError("CUDA graphs are not simulated; run this on a real GPU")
+def _refuse(what: str) -> Any:
+    def refuse(*args: object, **kwargs: object) -> Any:
+        raise NotImplementedError(f"{what} are not simulated; run this on a real GPU")
+
+    return refuse
 
 
 def _nvtx() -> SimpleNamespace:
