@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from devicekit.device import Device as Device
+    from devicekit.diagnosis import audit as audit
+    from devicekit.diagnosis import explain as explain
     from devicekit.env import environment as environment
     from devicekit.errors import DeviceError as DeviceError
     from devicekit.errors import DeviceFallbackWarning as DeviceFallbackWarning
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from devicekit.errors import MoveError as MoveError
     from devicekit.errors import PinMemoryError as PinMemoryError
     from devicekit.errors import WorkerDeviceError as WorkerDeviceError
-    from devicekit.diagnosis import audit as audit
-    from devicekit.diagnosis import explain as explain
     from devicekit.guards import guard as guard
     from devicekit.guards import same_device as same_device
     from devicekit.loader import DataLoader as DataLoader
@@ -57,7 +57,7 @@ _HOME = {
     "unpack": "packing",
 }
 
-__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_HOME)]
 
 
 def __getattr__(name: str) -> object:

@@ -284,7 +284,7 @@ def current_accelerator() -> torch.device | None:
 
 
 def collate_for_packing(samples: Any, limit: int) -> Any:
-    """torch's `default_collate`, without shared memory for tensors smaller than `limit` bytes.
+    """Torch's `default_collate`, without shared memory for tensors smaller than `limit` bytes.
 
     In a worker `default_collate` makes a file in shared memory for each tensor, which for a small
     one takes longer than all else together, and is in vain if the tensor is packed afterwards.

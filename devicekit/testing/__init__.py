@@ -7,12 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from devicekit.testing.strategies import batches as batches
     from devicekit.testing.asserts import assert_on as assert_on
     from devicekit.testing.asserts import assert_same as assert_same
     from devicekit.testing.nvml import FakeNvml as FakeNvml
     from devicekit.testing.simulation import Simulation as Simulation
     from devicekit.testing.simulation import simulate as simulate
+    from devicekit.testing.strategies import batches as batches
 
 # Each name and the module that defines it. The package is `simulation`, not `simulate`: a module
 # named like the function would hide it (`devicekit.testing.simulate` would be one or the other,
@@ -26,7 +26,7 @@ _HOME = {
     "simulate": "simulation",
 }
 
-__all__ = [*sorted(_HOME)]  # noqa: PLE0604
+__all__ = [*sorted(_HOME)]
 
 
 def __getattr__(name: str) -> object:
