@@ -25,7 +25,8 @@ def move_module(module: nn.Module, transfer: Transfer) -> nn.Module:
     """
     device = transfer.device
     before = list(_tensors(module))
-    if all(t.device == device and not _is_to_cast(t, transfer.dtype) for *_, t in before):
+    there = all(t.device == device and not _is_to_cast(t, transfer.dtype) for *_, t in before)
+    if there and not _has_other_state(module):
         return module
     _refuse_meta(module, device)
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
@@ -51,6 +52,15 @@ def _tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
             yield owner, name, parameter
         for name, buffer in owner.named_buffers(recurse=False, remove_duplicate=False):
             yield owner, name, buffer
+
+
+def _has_other_state(module: nn.Module) -> bool:
+    """Whether a class outside torch has its own way of moving, such as the metrics of torchmetrics.
+
+    They hold tensors that are neither parameters nor buffers.
+    """
+    classes = {cls for part in module.modules() for cls in type(part).__mro__}
+    return any("_apply" in vars(c) and not c.__module__.startswith("torch.") for c in classes)
 
 
 def _is_to_cast(tensor: Tensor, dtype: torch.dtype | None) -> bool:

@@ -147,9 +147,19 @@ def _member(module: nn.Module, name: str) -> Step:
     return Step(name, f", {name!r})", "getattr(")
 
 
+# What libraries keep on the CPU on purpose, as torch does with the `batch_sizes` of a
+# PackedSequence: the first name of the module of a class, and attributes.
+_ON_CPU_BY_CONTRACT = {"torch_geometric": ("_slice_dict", "_inc_dict")}
+
+
 def _of_object(x: Any) -> list[tuple[Step, Any]]:
     cls = type(x)
-    return [(attribute_step(cls, name), value) for name, value in attributes_of(x).items()]
+    left_out = _ON_CPU_BY_CONTRACT.get(cls.__module__.partition(".")[0], ())
+    return [
+        (attribute_step(cls, name), value)
+        for name, value in attributes_of(x).items()
+        if name not in left_out
+    ]
 
 
 def _of_anything(x: Any) -> list[tuple[Step, Any]]:
