@@ -266,7 +266,11 @@ def test_r038_nothing_is_pinned_for_the_cpu_beside_an_accelerator(simulated_acce
 
 
 def test_no_deprecated_argument_reaches_torch(simulated_accelerator):
-    list(DataLoader(Squares(), pin_memory_device="sim", device="sim"))
+    settings = {"num_workers": 1, "multiprocessing_context": "fork"}  # else torch pins nothing
+    loader = DataLoader(Squares(), pin_memory_device="sim", device="sim", **settings)
+
+    assert loader.pin_memory
+    list(loader)
 
 
 @dataclass
@@ -389,8 +393,9 @@ def test_r053_a_generator_of_the_accelerator_lends_its_seed(simulated_accelerato
     generator = torch.Generator("sim:0").manual_seed(7)
     cpu = torch.Generator().manual_seed(7)
 
-    ours = list(DataLoader(Squares(), shuffle=True, generator=generator, device="cpu"))
-    assert equal(ours, list(TorchLoader(Squares(), shuffle=True, generator=cpu)))
+    loader = DataLoader(Squares(), shuffle=True, generator=generator, device="cpu")
+    assert loader.generator.device.type == "cpu"
+    assert equal(list(loader), list(TorchLoader(Squares(), shuffle=True, generator=cpu)))
 
 
 class OwnError(Exception):
