@@ -35,9 +35,7 @@ def _empty(
     # Before the CPU's memory is asked for: it may not have as much as the device pretends to.
     memory.reserve(index, prod(size) * dtype.itemsize)
     form = memory_format or torch.contiguous_format
-    return tensors.to_device(
-        torch.empty(size, dtype=dtype, device=CPU, memory_format=form), index
-    )
+    return tensors.to_device(torch.empty(size, dtype=dtype, device=CPU, memory_format=form), index)
 
 
 def _empty_strided(
@@ -84,7 +82,11 @@ def _copy_from_and_resize(source: torch.Tensor, destination: torch.Tensor) -> to
 
 
 def _to_copy(
-    x: torch.Tensor, *, non_blocking: bool = False, device: torch.device | None = None, **options: Any
+    x: torch.Tensor,
+    *,
+    non_blocking: bool = False,
+    device: torch.device | None = None,
+    **options: Any,
 ) -> torch.Tensor:
     """Take `.to("cpu", non_blocking=True)` from C++, which would ask for a pinned allocator."""
     to_host = device is not None and device.type == "cpu" and x.layout is torch.strided
@@ -127,7 +129,7 @@ def _resize(
             CPU_KEYS, x, x.untyped_storage(), low.storage_offset(), low.size(), low.stride()
         )
         return x
-    grown = torch.empty(size, dtype=x.dtype)
+    grown = torch.empty(size, dtype=x.dtype, device=CPU)
     kept = low.reshape(-1)[:wanted]
     grown.view(-1)[: kept.numel()].copy_(kept)
     tensors.reattach(x, grown)
@@ -138,7 +140,12 @@ def _set_tensor(x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     if _device_of(source) != _device_of(x):
         rules.check(torch.ops.aten.set_.source_Tensor, (x, source), {})
     return _set.redispatch(  # type: ignore[no-any-return]
-        CPU_KEYS, x, source.untyped_storage(), source.storage_offset(), source.size(), source.stride()
+        CPU_KEYS,
+        x,
+        source.untyped_storage(),
+        source.storage_offset(),
+        source.size(),
+        source.stride(),
     )
 
 

@@ -1,5 +1,6 @@
 """Live bytes per simulated device, the peak, and the limit that `memory=` sets."""
 
+import os
 import threading
 from collections import defaultdict
 
@@ -19,18 +20,24 @@ _peak: defaultdict[int, int] = defaultdict(int)
 
 
 class Block:
-    """Holds the CPU storage under a device storage, and counts its bytes while it lives.
+    """The CPU bytes under a device storage, and their count while they live.
 
     It hangs on the device storage, so it dies with the last tensor that uses it.
+
+    Attributes:
+        base: A dense CPU tensor over the bytes, of which the kernels' arguments are views.
+        index: The device whose memory it counts as.
+        nbytes: How many bytes it counts.
     """
 
-    __slots__ = ("index", "nbytes", "storage")
+    __slots__ = ("base", "index", "nbytes")
 
-    def __init__(self, storage: torch.UntypedStorage, index: int, nbytes: int) -> None:
-        self.storage = storage
+    def __init__(self, base: torch.Tensor, index: int, nbytes: int) -> None:
+        self.base = base
         self.index = index
         self.nbytes = 0  # what `__del__` gives back if `reserve` raises
-        reserve(index, nbytes)
+        if state.config is not None and state.config.memory is not None:
+            reserve(index, nbytes)
         with _lock:
             alive = _alive[index] = _alive[index] + nbytes
             if alive > _peak[index]:
@@ -41,6 +48,14 @@ class Block:
     def __del__(self) -> None:
         with _lock:
             _alive[self.index] -= self.nbytes
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # another thread may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def reserve(index: int, nbytes: int) -> None:

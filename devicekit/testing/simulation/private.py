@@ -5,6 +5,7 @@ None here, and `require` turns that into one error before anything is touched.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -76,6 +77,25 @@ tensor_is_cuda = _find("torch._C.TensorBase.is_cuda.__get__")
 get_accelerator = _find("torch._C._get_accelerator")
 DeviceContext = _find("torch.utils._device.DeviceContext")
 init_device_context = _find("torch.utils._device.DeviceContext.__init__")
+
+# The namespace through which torch.nn calls recurrent layers, and whether a `torch.func` transform is
+# under way. Seen in 2.13, 2.14.
+VF = _find("torch._VF")
+peek_functorch = _find("torch._C._functorch.peek_interpreter_stack")
+
+
+def functorch_is_active() -> bool:
+    """Whether the call happens inside `torch.func.grad`, `vmap` or the like."""
+    return peek_functorch() is not None
+
+
+# The handle of an overload does what its public `redispatch` does, 1 us faster. Seen in 2.13, 2.14.
+_find("torch.ops.aten.alias.default._handle.redispatch_boxed")
+
+
+def redispatch(op: Any) -> Callable[..., Any]:
+    """Return the function that runs an overload's kernel for the keys given as first argument."""
+    return op._handle.redispatch_boxed  # type: ignore[no-any-return]
 
 
 def require() -> None:

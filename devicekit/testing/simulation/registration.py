@@ -15,12 +15,13 @@ from devicekit.testing.simulation import (
     operators,
     pinning,
     private,
+    recurrent,
     rng,
     state,
     storages,
     streams,
 )
-from devicekit.testing.simulation.engine import REPLACED, kernel, plan
+from devicekit.testing.simulation.engine import REPLACED, kernel_of, run_unknown
 from devicekit.testing.simulation.patching import Patches
 from devicekit.testing.simulation.tensors import sparse_to_cpu, to_device
 
@@ -71,6 +72,7 @@ def register(name: str) -> None:
             if state.backend or taken != "privateuseone"
             else f"cannot register the simulated accelerator as {name!r}: `torch.{name}` exists"
         )
+    before = [torch.accelerator.current_accelerator(check) for check in (False, True)]
     state.backend = name
     private.setup_backend(name, module.make(name), _hooks, _guard)
     sys.modules[f"torch.{name}"] = getattr(torch, name)
@@ -80,14 +82,30 @@ def register(name: str) -> None:
     # For good, each silent outside a simulation: torch has no way to take them back.
     torch.serialization.register_package(1, storages.location, storages.restore)
     torch.UntypedStorage.__new__ = storages.new  # type: ignore[assignment]
-    torch.accelerator.current_accelerator = _current_accelerator
+    _answer_as_before(*before)
 
 
-def _current_accelerator(check_available: bool = False) -> torch.device | None:
-    """Answer as before the registration, after which C++ always answers with our device."""
-    if state.config is not None:
-        return torch.device(state.config.name)
-    return None
+def _answer_as_before(built: torch.device | None, available: torch.device | None) -> None:
+    """Let `torch.accelerator` answer as before the registration while no simulation is active.
+
+    C++ answers with the last registered backend, ours, from now on.
+    """
+    accelerator = torch.accelerator
+    torchs_own = accelerator.current_stream
+
+    def current_accelerator(check_available: bool = False) -> torch.device | None:
+        if state.config is not None:
+            return torch.device(state.config.name)
+        return available if check_available else built
+
+    def current_stream(device: Any = None) -> torch.Stream:
+        # A function that was compiled during a simulation asks, before it is compiled again.
+        if isinstance(device, torch.device) and device.type == state.backend:
+            return streams.Stream(stream_id=0, device_index=device.index or 0)
+        return torchs_own(device)
+
+    accelerator.current_accelerator = current_accelerator
+    accelerator.current_stream = current_stream
 
 
 def _library(namespace: str) -> torch.library.Library:
@@ -97,14 +115,14 @@ def _library(namespace: str) -> torch.library.Library:
 
 
 def _register_kernels() -> None:
-    _library("_").fallback(kernel, "PrivateUse1")
+    _library("_").fallback(run_unknown, "PrivateUse1")
     library = _library("aten")
     for name, function in factories.KERNELS.items():
         library.impl(name, function, "PrivateUse1")
     for op in REPLACED:
-        library.impl(_name(op), functools.partial(kernel, op), "PrivateUse1")
+        library.impl(_name(op), kernel_of(op), "PrivateUse1")
     for op in _own_on_cuda():
-        library.impl(_name(op), functools.partial(kernel, op), "PrivateUse1")
+        library.impl(_name(op), kernel_of(op), "PrivateUse1")
     # `resolve_conj` of a copy that itself resolves conj would recurse until the stack overflows.
     for key in ("Conjugate", "Negative"):
         library.impl("_copy_from", torch.library.fallthrough_kernel, key)
@@ -124,7 +142,7 @@ def _own_on_cuda() -> list[Any]:
         op = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
         if op is None or op in REPLACED or any(part in base for part in _NOT_OURS):
             continue
-        if plan(op).view or any(a.is_out for a in op._schema.arguments):
+        if any(a.is_out for a in op._schema.arguments):
             continue
         if private.has_kernel_for(op.name(), "CPU") or base.startswith("_foreach"):
             found.append(op)
@@ -132,7 +150,7 @@ def _own_on_cuda() -> list[Any]:
 
 
 def _register_sparse() -> None:
-    _library("_").fallback(kernel, "SparsePrivateUse1")
+    _library("_").fallback(run_unknown, "SparsePrivateUse1")
     library = _library("aten")
     keys = private.DispatchKeySet(private.DispatchKey.SparseCPU)
 
@@ -165,6 +183,7 @@ def install(patches: Patches) -> None:
     """Replace the parts of torch's Python that have no hook for a backend, until `patches.undo()`."""
     storages.install(patches)
     pinning.install(patches)
+    recurrent.install(patches)
     patches.set(torch, "Generator", rng.SimulatedGenerator)
     patches.set(torch, "Stream", streams.AnyStream)
     patches.set(torch, "Event", streams.AnyEvent)
@@ -191,5 +210,3 @@ def install(patches: Patches) -> None:
     }.items():
         if hasattr(torch.accelerator, name):
             patches.set(torch.accelerator, name, function)
-
-

@@ -18,8 +18,9 @@ __all__ = ["CPU", "CPU_KEYS", "cpu_storage", "device_storage", "is_on_device", "
 CPU = torch.device("cpu")
 CPU_KEYS = private.DispatchKeySet(private.DispatchKey.CPU)
 _device_of = private.tensor_device
-_alias = torch.ops.aten.alias.default
-_set = torch.ops.aten.set_.source_Storage_storage_offset
+# Without the Python frame of `OpOverload.redispatch`: these run for every result of every kernel.
+_copy_template = private.redispatch(torch.ops.aten.alias.default)
+_set = private.redispatch(torch.ops.aten.set_.source_Storage_storage_offset)
 
 _templates: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
@@ -32,12 +33,16 @@ def is_on_device(x: object) -> bool:
 # ------------------------------------------------------------------ storages
 
 
-def device_storage(storage: torch.UntypedStorage, index: int) -> torch.UntypedStorage:
+def device_storage(
+    storage: torch.UntypedStorage, index: int, base: torch.Tensor | None = None
+) -> torch.UntypedStorage:
     """Return a storage on device `index` over the bytes of a CPU storage, counted as memory."""
     nbytes = storage.nbytes()
     made = private.storage_over(storage.data_ptr(), state.device(index), nbytes)
+    if base is None:
+        base = torch.empty(0, dtype=torch.uint8, device=CPU).set_(storage)
     # Keeps the bytes alive. Torch keeps the Python object of a storage as long as the C++ one.
-    made._block = Block(storage, index, nbytes)
+    made._block = Block(base, index, nbytes)
     if state.allocated is not None:
         state.allocated(made, index)
     return made  # type: ignore[no-any-return]
@@ -47,7 +52,7 @@ def cpu_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """Return the CPU storage under a device storage."""
     block = getattr(storage, "_block", None)
     if block is not None:
-        return block.storage  # type: ignore[no-any-return]
+        return block.base.untyped_storage()  # type: ignore[no-any-return]
     # C++ made a second storage over the same bytes (DLPack does); the first one keeps them alive.
     return private.storage_over(storage.data_ptr(), CPU, storage.nbytes())  # type: ignore[no-any-return]
 
@@ -100,9 +105,10 @@ def to_device(x: torch.Tensor, index: int) -> torch.Tensor:
     """Return the device tensor over the bytes of a dense CPU tensor."""
     if x.layout is not torch.strided:
         return sparse_to_device(x, index)
-    made = _alias.redispatch(CPU_KEYS, template(x.dtype, index))
-    storage = device_storage(x.untyped_storage(), index)
-    _set.redispatch(CPU_KEYS, made, storage, x.storage_offset(), x.size(), x.stride())
+    made = _copy_template(CPU_KEYS, template(x.dtype, index))
+    plain = not (x.requires_grad or x.is_conj() or x.is_neg())
+    storage = device_storage(x.untyped_storage(), index, x if plain else None)
+    _set(CPU_KEYS, made, storage, x.storage_offset(), x.size(), x.stride())
     return made  # type: ignore[no-any-return]
 
 
@@ -110,21 +116,27 @@ def to_cpu(x: torch.Tensor) -> torch.Tensor:
     """Return the CPU tensor over the bytes of a device tensor."""
     if x.layout is not torch.strided:
         return sparse_to_cpu(x)
-    # With a device: a mode (`with torch.device(...)`) may be active where a late copy lands.
-    made = torch.empty(0, dtype=x.dtype, device=CPU)
-    made.set_(cpu_storage(x.untyped_storage()), x.storage_offset(), x.size(), x.stride())
+    dtype = x.dtype
+    storage = x.untyped_storage()
+    block = getattr(storage, "_block", None)
+    if block is not None and block.base.dtype is dtype:
+        made = block.base.as_strided(x.size(), x.stride(), x.storage_offset())
+    else:
+        # With a device: a mode (`with torch.device(...)`) may be active where a late copy lands.
+        made = torch.empty(0, dtype=dtype, device=CPU)
+        made.set_(cpu_storage(storage), x.storage_offset(), x.size(), x.stride())
     # `x.conj()` and `-x.imag` are marked by a bit and computed when read.
-    if x.is_conj():
+    if dtype.is_complex and x.is_conj():
         private.set_conj(made, True)
     if x.is_neg():
         private.set_neg(made, True)
-    return made
+    return made  # type: ignore[no-any-return]
 
 
 def reattach(x: torch.Tensor, cpu: torch.Tensor) -> None:
     """Give a device tensor the storage and shape of a CPU tensor, as after a resize."""
     storage = device_storage(cpu.untyped_storage(), _device_of(x).index)
-    _set.redispatch(CPU_KEYS, x, storage, cpu.storage_offset(), cpu.size(), cpu.stride())
+    _set(CPU_KEYS, x, storage, cpu.storage_offset(), cpu.size(), cpu.stride())
 
 
 # ------------------------------------------------------------------ sparse COO
