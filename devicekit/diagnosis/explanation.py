@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from devicekit.diagnosis.compiled import traced_calls
-from devicekit.diagnosis.frames import MISSING, Call, calls_of, is_library, lookup
+from devicekit.diagnosis.frames import GENERATOR, MISSING, Call, calls_of, is_a, is_library, lookup
 from devicekit.diagnosis.making import inline
 from devicekit.diagnosis.mentions import Mention, mentions
 from devicekit.diagnosis.messages import devices_in, is_suspect, wants_host
@@ -31,6 +31,7 @@ __all__ = ["explain", "report_of"]
 
 _MANY_CALLS = 12
 _MANY_TENSORS = 6
+_MANY_RIGHT = 2
 
 
 def explain(exc: BaseException) -> str | None:
@@ -77,9 +78,20 @@ def report_of(error: BaseException, where: str = "") -> Report | None:
         error: The exception, while its frames are there.
         where: The name of what was guarded; without one, that of the function that failed.
     """
-    text = str(error)
-    if not _is_candidate(error) or not is_suspect(text):
+    if not _is_candidate(error):
         return None
+    text = str(error)
+    if not is_suspect(text):
+        return None
+    try:
+        return _explained(error, text, where)
+    except Exception:
+        # Whatever stands in the user's frames, explaining an error must not put another in its
+        # place. Nothing is lost: the error itself goes on.
+        return None
+
+
+def _explained(error: BaseException, text: str, where: str) -> Report | None:
     users, library = calls_of(error.__traceback__)
     if not users or _is_raised_by_user(error.__traceback__, users[0]):
         return None
@@ -129,7 +141,7 @@ def _at(
     call = calls[0]
     known = names_of_parameters(call.scope.items())
     things = [_Thing(m, list(tensors_of(m.value, m.path, known))) for m in _mentioned(call)]
-    generators = [t.mention for t in things if isinstance(t.mention.value, torch.Generator)]
+    generators = [t.mention for t in things if is_a(t.mention.value, GENERATOR)]
     devices = devices_of(t for thing in things for _, t in thing.tensors)
     if said and devices:
         devices = list(dict.fromkeys([*devices, *_devices_said(text)]))
@@ -203,8 +215,11 @@ def _report(
             rows += _rows(thing, thing.tensors, "")
             continue
         origin = _origin(calls, thing, off, target)
-        if isinstance(thing.mention.value, nn.Module) and len(off) < len(thing.tensors):
+        if is_a(thing.mention.value, nn.Module) and len(off) < len(thing.tensors):
             rows.append(Row(str(target), thing.mention.path, describe(thing.mention.value)))
+        elif not is_a(thing.mention.value, nn.Module):
+            right = [(path, t) for path, t in thing.tensors if t.device == target]
+            rows += _rows(thing, right[:_MANY_RIGHT], "")
         off_rows += _rows(thing, off, origin.what if origin else "")
         if origin is not None:
             origins.append((thing, origin))
@@ -221,7 +236,7 @@ def _rows(thing: _Thing, tensors: Sequence[tuple[str, Tensor]], what: str) -> li
     value = thing.mention.value
     devices = devices_of(t for _, t in tensors)
     suffix = f", {what}" if what else ""
-    if isinstance(value, nn.Module) and len(devices) == 1 and len(tensors) == len(thing.tensors):
+    if is_a(value, nn.Module) and len(devices) == 1 and len(tensors) == len(thing.tensors):
         return [Row(str(devices[0]), thing.mention.path, describe(value) + suffix)]
     shown = tensors[:_MANY_TENSORS]
     rows = [Row(str(t.device), path, describe(t) + suffix) for path, t in shown]
@@ -235,9 +250,9 @@ def _origin(
 ) -> Origin | None:
     value, node = thing.mention.value, thing.mention.node
     search = search_in(calls, target, calls[0].file)
-    if isinstance(value, nn.Module) and len(off) < len(thing.tensors):
+    if is_a(value, nn.Module) and len(off) < len(thing.tensors):
         return inside(search, value, off)
-    if target.type == "cpu" and isinstance(value, Tensor):
+    if target.type == "cpu" and is_a(value, Tensor):
         # The operation runs on the host: the tensor is right where it is, until here.
         return use(search, node, 0, "")
     return trace(search, value, node)
@@ -319,7 +334,7 @@ def _of_inline(
 def _unnamed(users: list[Call], library: list[Call], text: str, where: str) -> Report | None:
     """No name in the user's code is off: look at what torch's own functions were given."""
     for call in library:
-        tensors = [(n, v) for n, v in call.scope.items() if isinstance(v, Tensor)]
+        tensors = [(n, v) for n, v in call.scope.items() if is_a(v, Tensor)]
         devices = devices_of(t for _, t in tensors)
         if len(devices) < 2:
             continue

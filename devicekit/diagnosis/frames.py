@@ -19,9 +19,21 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["MISSING", "Call", "calls_of", "function_at", "is_library", "lookup", "member", "parse"]
+__all__ = [
+    "GENERATOR",
+    "MISSING",
+    "Call",
+    "calls_of",
+    "function_at",
+    "is_a",
+    "is_library",
+    "lookup",
+    "member",
+    "parse",
+]
 
 MISSING: Any = object()
+GENERATOR = type(torch.default_generator)  # `torch.Generator` may be replaced by a simulation
 
 _STDLIB = tuple(
     os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")
@@ -82,6 +94,11 @@ class Call:
             if name in space:
                 return space[name]
         return MISSING
+
+
+def is_a(value: Any, kinds: Any) -> bool:
+    """`isinstance`, by the type alone: it asks the object nothing, not even for its class."""
+    return issubclass(type(value), kinds)
 
 
 def is_library(filename: str) -> bool:
@@ -250,14 +267,14 @@ def lookup(node: ast.AST, call: Call) -> Any:
 def member(owner: Any, name: str) -> Any:
     """An attribute of an object, read from dictionaries and slots only, or `MISSING`."""
     own = instance_dict(owner)
-    if isinstance(owner, nn.Module):
+    if is_a(owner, nn.Module):
         for registry in ("_parameters", "_buffers", "_modules"):
             entries = own.get(registry)
             if entries and name in entries:
                 return entries[name]
     if name in own:
         return own[name]
-    for base in type.__getattribute__(owner if isinstance(owner, type) else type(owner), "__mro__"):
+    for base in type.__getattribute__(owner if is_a(owner, type) else type(owner), "__mro__"):
         value = type.__getattribute__(base, "__dict__").get(name, MISSING)
         if value is MISSING:
             continue
@@ -279,24 +296,32 @@ def instance_dict(owner: Any) -> dict[str, Any]:
     return own if isinstance(own, dict) else dict(own)
 
 
+def _is_plain_key(key: Any) -> bool:
+    if type(key) is tuple:
+        return all(map(_is_plain_key, key))
+    return type(key) in (bool, bytes, float, int, str, type(None))
+
+
 def _item(holder: Any, key: Any) -> Any:
-    if isinstance(holder, nn.Module):
+    if is_a(holder, nn.Module):
         # ModuleList, ModuleDict, Sequential, ParameterList: children under the text of the key.
-        if isinstance(holder, nn.ModuleList | nn.Sequential | nn.ParameterList):
+        if is_a(holder, nn.ModuleList | nn.Sequential | nn.ParameterList):
             if type(key) is not int:
                 return MISSING
-            key = key + len(holder) if key < 0 else key
-        return member(holder, str(key)) if isinstance(key, str | int) else MISSING
-    if not isinstance(key, str | int | float | bytes | bool | tuple | type(None)):
+            own = instance_dict(holder)
+            if key < 0:
+                key += len(own["_modules"]) + len(own["_parameters"])
+        return member(holder, str(key)) if is_a(key, str | int) else MISSING
+    if not _is_plain_key(key):
         return MISSING
     try:
-        if isinstance(holder, dict):
+        if is_a(holder, dict):
             return dict.get(holder, key, MISSING)
-        if isinstance(holder, list):
+        if is_a(holder, list):
             return list.__getitem__(holder, key) if type(key) is int else MISSING
-        if isinstance(holder, tuple):
+        if is_a(holder, tuple):
             return tuple.__getitem__(holder, key) if type(key) is int else MISSING
-    except (IndexError, TypeError):  # an unhashable part of a key
+    except IndexError:
         return MISSING
     data = instance_dict(holder).get("data")  # UserDict and its kin: BatchEncoding, Batch
     return dict.get(data, key, MISSING) if isinstance(data, dict) and type(key) is str else MISSING

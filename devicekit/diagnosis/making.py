@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from devicekit.diagnosis.frames import MISSING, Call, lookup
+from devicekit.diagnosis.frames import MISSING, Call, is_a, lookup
 from devicekit.diagnosis.mentions import mentions
 from devicekit.diagnosis.search import Origin, Search, short
 from devicekit.diagnosis.source import Fix, add_keyword, insert
@@ -67,7 +67,7 @@ def factory_in(node: ast.AST | None, call: Call) -> ast.Call | None:
 def _name_in_torch(function: ast.expr, call: Call) -> str | None:
     """The name that torch has for a function, whatever the caller calls it."""
     value = lookup(function, call)
-    if not isinstance(value, BuiltinFunctionType | FunctionType):
+    if not is_a(value, BuiltinFunctionType | FunctionType):
         return None
     name: str = value.__name__
     return name if vars(torch).get(name) is value else None
@@ -97,7 +97,7 @@ def loader_in(node: ast.AST, call: Call) -> str | None:
     for one in ast.walk(node):
         if isinstance(one, ast.Name | ast.Attribute):
             value = lookup(one, call)
-            if isinstance(value, DataLoader) or type(value).__name__ in _LOADER_ITERATORS:
+            if is_a(value, DataLoader) or type(value).__name__ in _LOADER_ITERATORS:
                 return ast.unparse(one)
     return None
 
@@ -171,7 +171,7 @@ def _is_unknown(node: ast.expr, call: Call) -> bool:
     """Whether an operand is computed, and nothing in it tells on which device."""
     if not isinstance(node, ast.Call | ast.Attribute) or lookup(node, call) is not MISSING:
         return False
-    return not any(isinstance(m.value, Tensor) for m in mentions(node, call))
+    return not any(is_a(m.value, Tensor) for m in mentions(node, call))
 
 
 def _is_call_of_python(node: ast.expr, call: Call) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from devicekit.diagnosis.frames import MISSING, Call, lookup
+from devicekit.diagnosis.frames import GENERATOR, MISSING, Call, is_a, lookup
 
 __all__ = ["Mention", "mentions"]
 
@@ -49,7 +49,7 @@ def _visit(node: ast.AST, call: Call) -> Iterator[Mention]:
             # A method or a property: of a tensor, an optimizer or a layer the object itself counts;
             # a method of the user's own module has a frame of its own.
             owner = lookup(node.value, call)
-            if isinstance(owner, nn.Module) and node.attr not in ("forward", "__call__"):
+            if is_a(owner, nn.Module) and node.attr not in ("forward", "__call__"):
                 return
     for child in ast.iter_child_nodes(node):
         yield from _visit(child, call)
@@ -65,13 +65,13 @@ def _asks_only(node: ast.AST) -> bool:
 
 
 def _can_hold_tensors(value: Any) -> bool:
-    if isinstance(value, Tensor | nn.Module | Optimizer | torch.Generator):
+    if is_a(value, Tensor | nn.Module | Optimizer | GENERATOR):
         return True
-    if value is MISSING or isinstance(
+    if value is MISSING or is_a(
         value, str | bytes | int | float | complex | type | None | torch.device | torch.dtype
     ):
         return False
-    if isinstance(value, list | tuple | dict | set):
+    if is_a(value, list | tuple | dict | set):
         return len(value) > 0
     kinds = ("builtin_function_or_method", "function", "module", "method")
     return type(value).__name__ not in kinds

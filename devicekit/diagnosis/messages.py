@@ -15,7 +15,8 @@ _SUSPECT = re.compile(
       same\ (?:\w+\ ){0,3}?devices?                  # the same device, same type of device
     | same\ (?:\w+\ ){0,3}?device\ type
     | different\ (?:\w+\ )?devices?
-    | devices?\ must\ match
+    | devices?\ must\ match | must\ match\ device | does\ not\ match\ .*device
+    | devices\ to\ be\ of\ the\ same\ type
     | device\ mismatch | device\ index\ mismatch | mismatch\ between\b.*device
     | is\ not\ on\ the\ expected\ device
     | on\ expected\ device | expected\ device\(s\)

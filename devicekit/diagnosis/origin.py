@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from devicekit import compat
-from devicekit.diagnosis.frames import MISSING, Call, instance_dict, lookup
+from devicekit.diagnosis.frames import GENERATOR, MISSING, Call, instance_dict, is_a, lookup
 from devicekit.diagnosis.making import call_of, factory_in, generator_in, loader_in, spine
 from devicekit.diagnosis.mentions import mentions
 from devicekit.diagnosis.owners import Store, register, store_of
@@ -76,8 +76,8 @@ def _item(search: Search, value: Any, node: ast.Subscript, at: int) -> Origin | 
     while isinstance(base, ast.Subscript):
         base = base.value
     holder = lookup(base, search.calls[at])
-    if isinstance(holder, nn.Module):
-        word = "layer" if isinstance(value, nn.Module) else "parameter"
+    if is_a(holder, nn.Module):
+        word = "layer" if is_a(value, nn.Module) else "parameter"
         return _registered(search, value, node, at, word)
     return search.follow(search, holder, base, at)
 
@@ -86,17 +86,17 @@ def _attribute(search: Search, value: Any, node: ast.Attribute, at: int) -> Orig
     owner = lookup(node.value, search.calls[at])
     if owner is MISSING:
         return None
-    if isinstance(owner, Tensor):  # x.T, x.grad: what x is
+    if is_a(owner, Tensor):  # x.T, x.grad: what x is
         return search.follow(search, owner, node.value, at)
-    if isinstance(owner, ModuleType):
+    if is_a(owner, ModuleType):
         return use(search, node, at, f"global of {owner.__name__}")
     made = _made_by_method(search, node, at)
     if made is not None:
         return made
     own = instance_dict(owner)
-    if not isinstance(owner, nn.Module):
-        if node.attr not in own or isinstance(owner, type):
-            cls = owner if isinstance(owner, type) else type(owner)
+    if not is_a(owner, nn.Module):
+        if node.attr not in own or is_a(owner, type):
+            cls = owner if is_a(owner, type) else type(owner)
             return use(search, node, at, f"attribute of the class {cls.__name__}")
         name = ast.unparse(node)
         return Origin(
@@ -147,11 +147,11 @@ def _unregistered(
 ) -> Origin:
     name = type(owner).__name__
     path = ast.unparse(node)
-    if isinstance(value, Tensor):
+    if is_a(value, Tensor):
         what = f"plain attribute of {name}: {_LEFT_BEHIND}"
-    elif isinstance(value, nn.Module):
+    elif is_a(value, nn.Module):
         what = f"layer that {name} has not registered: {_LEFT_BEHIND}"
-    elif isinstance(value, list | tuple | dict | set):
+    elif is_a(value, list | tuple | dict | set):
         what = f"in a plain {type(value).__name__} of {name}: {_LEFT_BEHIND}"
     else:
         what = f"in a {type(value).__name__} of {name}: {_LEFT_BEHIND}"
@@ -175,7 +175,7 @@ def _store_mended(
 def _name(search: Search, value: Any, node: ast.Name, at: int) -> Origin | None:
     call = search.calls[at]
     name = node.id
-    if isinstance(value, torch.Generator):
+    if is_a(value, GENERATOR):
         return _generator(search, value, name, at)
     if name in call.code.co_freevars:
         if call.code.co_name.startswith("<") and at + 1 < len(search.calls):
@@ -215,11 +215,11 @@ def _plain(search: Search, value: Any, name: str, at: int, what: str = "") -> Or
 
 
 def _moving(search: Search, value: Any, path: str, place: str) -> Fix:
-    if isinstance(value, nn.Module):
+    if is_a(value, nn.Module):
         return Fix(f"{path}.to({search.quoted})", place)
-    if isinstance(value, Optimizer):
+    if is_a(value, Optimizer):
         return Fix(f"devicekit.to_device({path}, {search.quoted})", place)
-    if isinstance(value, Tensor):
+    if is_a(value, Tensor):
         move = ".cpu()" if search.target.type == "cpu" else f".to({search.quoted})"
         return Fix(f"{path} = {path}{move}", place)
     return Fix(f"{path} = devicekit.to_device({path}, {search.quoted})", place)
@@ -263,13 +263,13 @@ def _given(call: Call, name: str, expression: ast.expr | None) -> ast.expr | Non
 
 def contains(candidate: Any, value: Any, depth: int = 3) -> bool:
     """Whether something mentioned holds a value: directly, or in nested lists and dicts."""
-    if isinstance(candidate, nn.Module):
-        return isinstance(value, nn.Module) and holds(candidate, value)
-    if isinstance(candidate, functools.partial):
+    if is_a(candidate, nn.Module):
+        return is_a(value, nn.Module) and holds(candidate, value)
+    if is_a(candidate, functools.partial):
         items: Sequence[Any] = [*candidate.args, *candidate.keywords.values()]
-    elif isinstance(candidate, dict):
+    elif is_a(candidate, dict):
         items = list(candidate.values())
-    elif isinstance(candidate, list | tuple):
+    elif is_a(candidate, list | tuple):
         items = candidate
     else:
         return False
@@ -313,7 +313,7 @@ def _loop_variable(
         place = search.place("before", loop.body[0].lineno, call.file)
         return _batch(search, node.id, loop.target, loader, place, at)
     for mention in mentions(loop.iter, call):
-        if isinstance(mention.value, nn.Module):
+        if is_a(mention.value, nn.Module):
             if holds(mention.value, value):
                 place, path = search.outermost(value, at, mention.path)
                 what = f"in {mention.path}"
@@ -329,7 +329,7 @@ def _loop_variable(
 
 def _at_path(path: str, container: Any, value: Any, what: str) -> str:
     """The item of a container that a loop variable stands for, in words."""
-    items = container.items() if isinstance(container, dict) else enumerate(container)
+    items = container.items() if is_a(container, dict) else enumerate(container)
     key = next((key for key, one in items if one is value), None)
     name = path if key is None else f"{path}[{key!r}]"
     return f"`{name}`, {what}" if what else f"`{name}`"
@@ -368,14 +368,14 @@ def _assigned(
             if _is_off(mention.value, search) and contains(value, mention.value):
                 return search.follow(search, mention.value, mention.node, at)
     found = _made(search, made, statement, at)
-    if found is not None and isinstance(value, Tensor):
+    if found is not None and is_a(value, Tensor):
         return Origin(found.what, found.fix, name)
     what = f"made by {short(ast.unparse(made))}"
     return Origin(what, _moving(search, value, ast.unparse(node), search.before(at)), name)
 
 
 def _is_off(value: Any, search: Search) -> bool:
-    return isinstance(value, Tensor) and value.device != search.target
+    return is_a(value, Tensor) and value.device != search.target
 
 
 def _made(search: Search, made: ast.expr, statement: ast.stmt | None, at: int) -> Origin | None:
@@ -421,12 +421,12 @@ def use(search: Search, node: ast.AST, at: int, what: str) -> Origin:
     """A name that must not be assigned here: mend the place where it is used."""
     call = search.calls[at]
     value = lookup(node, call)
-    if isinstance(value, nn.Module):
+    if is_a(value, nn.Module):
         return Origin(what, _moving(search, value, ast.unparse(node), search.before(at)))
     used = _use_of(call, ast.unparse(node))
     if used is None or value is MISSING or used.lineno != used.end_lineno:
         return Origin(what, None)
-    if isinstance(value, Tensor):
+    if is_a(value, Tensor):
         line = insert(call.file, used, search.move(at, call.line), call.statement)
     else:
         end = f", {search.device_code(at, call.line)})"

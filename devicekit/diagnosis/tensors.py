@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from devicekit.diagnosis.frames import is_a
 from devicekit.tree import find_tensors
+from devicekit.tree.containers import container_of
 
 __all__ = ["MADE_UP", "describe", "devices_of", "is_free", "names_of_parameters", "tensors_of"]
 
@@ -41,13 +43,20 @@ def tensors_of(
         name: What the paths begin with.
         known: Names of parameters by identity, for the paths into an optimizer's state.
     """
-    if isinstance(value, Optimizer):
+    if is_a(value, Optimizer):
         yield from _of_optimizer(value, name, known or {})
-    elif isinstance(value, partial):
+    elif is_a(value, partial):
         yield from find_tensors(value.args, name=f"{name}.args")
         yield from find_tensors(value.keywords, name=f"{name}.keywords")
-    else:
+    elif _is_looked_into(type(value)):
         yield from find_tensors(value, name=name)
+
+
+def _is_looked_into(cls: type) -> bool:
+    """Whether the walker finds anything in objects of a class; asks the class, not the object."""
+    if issubclass(cls, Tensor | nn.Module) or container_of(cls) is not None:
+        return True
+    return callable(getattr(cls, "to", None))
 
 
 def _of_optimizer(
@@ -69,7 +78,7 @@ def names_of_parameters(objects: Iterable[tuple[str, Any]]) -> dict[int, str]:
     """The names of the parameters of the modules among some objects, by identity."""
     names: dict[int, str] = {}
     for root, module in objects:
-        if isinstance(module, nn.Module):
+        if is_a(module, nn.Module):
             for path, tensor in find_tensors(module, name=root):
                 names.setdefault(id(tensor), path)
     return names
@@ -77,7 +86,7 @@ def names_of_parameters(objects: Iterable[tuple[str, Any]]) -> dict[int, str]:
 
 def describe(value: Any) -> str:
     """A value in a few words: `float32[32, 3]`, `Net: 12 parameters, 2 buffers`."""
-    if isinstance(value, Tensor):
+    if is_a(value, Tensor):
         if MADE_UP in vars(value):
             return "tensor"
         dtype = str(value.dtype).removeprefix("torch.")
@@ -85,7 +94,7 @@ def describe(value: Any) -> str:
             return f"{dtype}[{', '.join(str(size) for size in value.shape)}]"
         except RuntimeError:  # nested tensors have no shape; only a word is lost
             return f"{dtype}[nested]"
-    if isinstance(value, nn.Module):
+    if is_a(value, nn.Module):
         return f"{type(value).__name__}: {_amount(value)}"
     return type(value).__name__
 
