@@ -349,6 +349,12 @@ def test_round_trip_through_one_stream() -> None:
     assert y.tolist() == [1, 2]
 
 
+def test_kernel_behind_a_chain_of_copies_lands_the_chain() -> None:
+    x = pinned(1, 2).to(DEVICE, non_blocking=True)
+    y = x.to("cpu", non_blocking=True).to(DEVICE, non_blocking=True)
+    assert (y + 1).tolist() == [2, 3]
+
+
 # ------------------------------------------------------------------ streams and events
 
 

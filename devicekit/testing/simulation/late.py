@@ -221,14 +221,15 @@ def _touch(tensors: Iterable[torch.Tensor]) -> None:
         for key, pointers in used.items():
             point = order.here(key)
             wanted = []
+            read: set[int] = set()
             # Backwards, so that what a copy reads from an earlier one is wanted as well.
             for late in reversed(_late):
-                if _is_before(late.issued, point) and late.uses(pointers):
+                if _is_before(late.issued, point) and late.uses(pointers | read):
                     wanted.append(late)
                     if isinstance(late.source, _Place):
-                        pointers.add(late.source.pointer)
+                        read.add(late.source.pointer)
             for late in reversed(wanted):
-                _land(late, host_waits=False)
+                _land(late, host_waits=late.to_host and late.target.pointer in read)
 
 
 # ------------------------------------------------------------------ what the engine calls
