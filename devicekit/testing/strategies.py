@@ -179,11 +179,11 @@ def batches(draw: st.DrawFn, *, cycles: bool = False) -> Any:
     Example:
         >>> from hypothesis import given
         >>> from devicekit import to_device
-        >>> from devicekit.testing import assert_on, assert_same, batches
+        >>> from devicekit.testing import assert_same, batches
         >>> @given(batches())
-        ... def test_moves_everything(batch):
-        ...     assert_on("meta", to_device(batch, "meta"))
-        >>> test_moves_everything()
+        ... def test_keeps_everything(batch):
+        ...     assert_same(to_device(batch, "meta"), batch)
+        >>> test_keeps_everything()
     """
 
     def choose(n: int) -> int:

@@ -1,0 +1,303 @@
+"""The walker: what it finds, how it names it, and how it rebuilds."""
+
+import sys
+from collections import UserDict, defaultdict, deque
+from dataclasses import dataclass
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor, nn
+
+from devicekit import find_tensors
+from devicekit.testing import assert_on, assert_same, batches
+from devicekit.tree import copy_containers, describe, find_hidden, map_tensors
+
+
+class Color(Enum):
+    RED = 1
+
+
+@dataclass
+class Record:
+    x: Any
+    y: Any = None
+
+
+class Private:
+    __slots__ = ("__secret", "to")
+
+
+class Shadowed(SimpleNamespace):
+    @property
+    def x(self) -> int:
+        return 3
+
+
+def t(value: float = 1.0) -> Tensor:
+    return torch.full((2,), value)
+
+
+def paths(data: object) -> list[str]:
+    found = list(find_tensors(data))
+    for path, x in found:
+        assert eval(path, {"data": data}) is x, path
+    return [path for path, _ in found]
+
+
+# find_tensors -------------------------------------------------------------------------------------
+
+
+def test_paths_in_containers() -> None:
+    data = {
+        "boxes": [t(), Record(t(), (t(),))],
+        3: deque([t()]),
+        (1, "a"): {None: t(), True: t(), 2.5: t(), b"x": t()},
+        Color.RED: UserDict(a=t()),
+        float("inf"): t(),
+        "it's": {"s": {t()}},
+        "n": SimpleNamespace(**{"a": t(), "a b": t(), "class": t()}),
+    }
+    assert paths(data) == [
+        "data['boxes'][0]",
+        "data['boxes'][1].x",
+        "data['boxes'][1].y[0]",
+        "data[3][0]",
+        "data[(1, 'a')][None]",
+        "data[(1, 'a')][True]",
+        "data[(1, 'a')][2.5]",
+        "data[(1, 'a')][b'x']",
+        "list(data.values())[3]['a']",
+        "list(data.values())[4]",
+        """list(data["it's"]['s'])[0]""",
+        "data['n'].a",
+        "data['n'].__dict__['a b']",
+        "data['n'].__dict__['class']",
+    ]
+
+
+def test_a_bare_tensor_and_the_name() -> None:
+    assert [path for path, _ in find_tensors(t(), name="x")] == ["x"]
+    assert [path for path, _ in find_tensors([t()], name="f(x)")] == ["f(x)[0]"]
+    assert list(find_tensors({"a": 1, "b": "text"})) == []
+
+
+def test_an_attribute_hidden_by_a_property() -> None:
+    assert paths([Shadowed.__new__(Shadowed)]) == []
+    data = SimpleNamespace.__new__(Shadowed)
+    vars(data)["x"] = t()
+    assert paths(data) == ["data.__dict__['x']"]
+
+
+def test_paths_in_modules() -> None:
+    net = nn.Module()
+    net.body = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1, affine=False))
+    net.heads = nn.ModuleDict({"a b": nn.Linear(1, 1, bias=False)})
+    net.extra = nn.ParameterList([nn.Parameter(t())])
+    net.named = nn.ParameterDict({"k": nn.Parameter(t())})
+    net.tied = net.body[0]
+    net.add_module("2", nn.Linear(1, 1, bias=False))
+    assert paths({"m": net}) == [
+        "data['m'].body[0].weight",
+        "data['m'].body[1].running_mean",
+        "data['m'].body[1].running_var",
+        "data['m'].body[1].num_batches_tracked",
+        "data['m'].heads['a b'].weight",
+        "data['m'].extra[0]",
+        "data['m'].named['k']",
+        "getattr(data['m'], '2').weight",
+    ]
+
+
+def test_paths_in_optimizers() -> None:
+    module = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    module(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    assert paths(optimizer) == [
+        "data.param_groups[0]['params'][0]",
+        "list(data.state.values())[0]['momentum_buffer']",
+    ]
+
+
+def test_a_tensor_twice_comes_twice_and_a_container_once() -> None:
+    x = t()
+    shared = [x]
+    data: list[Any] = [x, x, shared, shared]
+    data.append(data)
+    assert paths(data) == ["data[0]", "data[1]", "data[2][0]"]
+
+
+def test_it_is_lazy_and_deep() -> None:
+    data: Any = t()
+    for _ in range(sys.getrecursionlimit() * 3):
+        data = [data]
+    path, _ = next(find_tensors([t(), data]))
+    assert path == "data[0]"
+    assert len(list(find_tensors(data))) == 1
+
+
+def test_objects_that_move_themselves_are_looked_into() -> None:
+    class Mover:
+        def __init__(self) -> None:
+            self.parts = {"x": t()}
+
+        def to(self, device: torch.device) -> Any:
+            return self
+
+    assert paths([Mover()]) == ["data[0].parts['x']"]
+
+
+def test_hidden_and_not_hidden() -> None:
+    class Opaque:
+        def __init__(self) -> None:
+            self.x = t()
+
+    data = [Opaque(), t()]
+    assert paths(data) == ["data[1]"]
+    assert [path for path, _ in find_hidden(data)] == ["data[0].x", "data[1]"]
+    left = find_hidden(data, leave=lambda step, path, x: path == "data[0].x")
+    assert [path for path, _ in left] == ["data[1]"]
+
+
+def test_hidden_in_private_slots() -> None:
+    data = Private()
+    data._Private__secret = t()  # type: ignore[attr-defined]
+    assert [path for path, _ in find_hidden(data)] == ["data._Private__secret"]
+
+
+# map_tensors --------------------------------------------------------------------------------------
+
+
+def test_mapping_gives_back_the_object_where_nothing_changed() -> None:
+    data = {"a": [t()], "b": (1, "x")}
+    assert map_tensors(data, lambda x: x) is data
+    doubled = map_tensors(data, lambda x: x * 2)
+    assert doubled["b"] is data["b"]
+    assert doubled["a"][0].tolist() == [2, 2]
+
+
+def test_other_is_asked_once_about_what_is_not_looked_into() -> None:
+    class Opaque:
+        pass
+
+    opaque, seen = Opaque(), []
+
+    def other(x: object) -> object:
+        seen.append(x)
+        return "replaced"
+
+    data = [opaque, {"k": opaque}, 3, "a", None]
+    assert map_tensors(data, lambda x: x, other=other) == [
+        "replaced",
+        {"k": "replaced"},
+        3,
+        "a",
+        None,
+    ]
+    assert seen == [opaque]
+
+
+def test_an_error_is_noted_once_with_the_path() -> None:
+    def fail(x: Tensor) -> Tensor:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        map_tensors({"a": [1, t()]}, fail, name="batch")
+    assert caught.value.__notes__ == ["at batch['a'][1] (float32[2], 8 bytes)"]
+
+
+def test_what_is_in_the_memo_is_not_mapped_again() -> None:
+    x = t()
+    memo: dict[int, Any] = {id(x): "known"}
+    assert map_tensors([x], lambda x: x, memo=memo) == ["known"]
+
+
+def test_defaults_are_kept_in_a_cycle_of_defaultdicts() -> None:
+    data: defaultdict[str, Any] = defaultdict(lambda: 7)
+    data["self"], data["x"] = data, t()
+    mapped = map_tensors(data, lambda x: x + 1)
+    assert mapped["self"] is mapped
+    assert mapped["new"] == 7
+    assert "new" not in data
+
+
+def test_copy_containers_shares_only_the_leaves() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.x = t()
+            self.nested = {"k": [self.x, {"s": ()}]}
+
+    data = Holder()
+    nested = data.nested
+    assert copy_containers(data) is data
+    assert data.nested == nested
+    assert data.nested is not nested
+    assert data.nested["k"] is not nested["k"]
+    assert data.nested["k"][0] is data.x
+
+
+@given(batches(cycles=True))
+@settings(deadline=None)
+def test_mapping_twice_gives_back_equal_data(data: Any) -> None:
+    # A new tensor each time, with the same values.
+    assert_same(map_tensors(map_tensors(data, torch.clone), torch.clone), data)
+
+
+# describe and the assertions ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [
+        (torch.ones(()), "float32[], 4 bytes"),
+        (torch.ones(1, dtype=torch.uint8), "uint8[1], 1 byte"),
+        (torch.ones(2, 3, dtype=torch.int64), "int64[2, 3], 48 bytes"),
+        (torch.ones(1000, 4), "float32[1000, 4], 16.0 KB"),
+        (torch.empty(10**6, device="meta"), "float32[1000000], 4.0 MB"),
+        (torch.empty(10**9, device="meta"), "float32[1000000000], 4.0 GB"),
+        (torch.empty(10**12, 300, device="meta"), "float32[1000000000000, 300], 1200.0 TB"),
+        (Record(1), "Record"),
+    ],
+)
+def test_describe(x: object, text: str) -> None:
+    assert describe(x) == text
+
+
+def test_describe_a_jagged_tensor() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+    assert describe(nested).startswith("float32[")
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ([t()], [t(2)]),
+        ([t()], (t(),)),
+        ({"a": t(), "b": t()}, {"b": t(), "a": t()}),
+        ([t()], [t(), t()]),
+        ([t()], [t().double()]),
+        ({t(), t(2)}, {t(), t(3)}),
+        (Record(1), Record(2)),
+        ([t()], [t().requires_grad_()]),
+    ],
+)
+def test_assert_same_sees_differences(a: Any, b: Any) -> None:
+    with pytest.raises(AssertionError, match="at "):
+        assert_same(a, b)
+    assert_same(a, a)
+
+
+def test_assert_same_takes_nan_and_sets() -> None:
+    assert_same([t(float("nan"))], [t(float("nan"))])
+    assert_same({t(1), t(2), t(3)}, {t(3), t(1), t(2)})
+
+
+def test_assert_on_lists_what_is_elsewhere() -> None:
+    with pytest.raises(AssertionError, match=r"data\[0\] \(float32\[2\], 8 bytes\) on cpu"):
+        assert_on("meta", [t(), torch.ones(1, device="meta")])
+    with pytest.raises(AssertionError, match="found none in list"):
+        assert_on("cpu", [1])
