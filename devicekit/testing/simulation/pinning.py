@@ -68,9 +68,5 @@ def _pinning(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
         made.untyped_storage()._pinned = True  # type: ignore[attr-defined]
         return made
 
-    # torch.jit knows builtins by their id, so a wrapper that is collected must leave no entry behind:
-    # hence each is made once and kept.
-    found = private.find_jit_builtin(factory)
-    if found is not None:
-        private.register_jit_builtin(wrapper, found)
+    private.stand_in(wrapper, factory)
     return wrapper

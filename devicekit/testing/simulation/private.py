@@ -89,6 +89,17 @@ def functorch_is_active() -> bool:
     return peek_functorch() is not None
 
 
+def stand_in(wrapper: Callable[..., Any], function: Callable[..., Any]) -> None:
+    """Let torch.jit take a wrapper for the builtin that it wraps.
+
+    Torch.jit knows builtins by their id, so a wrapper that is collected would leave a wrong entry
+    behind: make each once, and keep it.
+    """
+    found = find_jit_builtin(function)
+    if found is not None:
+        register_jit_builtin(wrapper, found)
+
+
 # The handle of an overload does what its public `redispatch` does, 1 us faster. Seen in 2.13, 2.14.
 _find("torch.ops.aten.alias.default._handle.redispatch_boxed")
 

@@ -184,7 +184,7 @@ def install(patches: Patches) -> None:
     storages.install(patches)
     pinning.install(patches)
     recurrent.install(patches)
-    patches.set(torch, "Generator", rng.SimulatedGenerator)
+    rng.install(patches)
     patches.set(torch, "Stream", streams.AnyStream)
     patches.set(torch, "Event", streams.AnyEvent)
     patches.set(torch.autograd.graph, "_engine_run_backward", autograd.run_backward)

@@ -4,13 +4,35 @@ The generators are CPU generators: the numbers are the CPU's for the same seed, 
 """
 
 import ctypes
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.data.dataset
 
-from devicekit.testing.simulation import state
+from devicekit.testing.simulation import private, state
+from devicekit.testing.simulation.patching import Patches
 
-__all__ = ["SimulatedGenerator", "default", "for_kernel", "seed_all"]
+__all__ = ["SimulatedGenerator", "default", "for_kernel", "install", "seed_all"]
+
+_FUNCTIONS = "rand randn randint randperm normal bernoulli multinomial".split()
+_METHODS = (
+    "normal_ uniform_ random_ bernoulli_ exponential_ geometric_ cauchy_ log_normal_ bernoulli "
+    "multinomial"
+).split()
+
+
+def install(patches: Patches) -> None:
+    """Replace `torch.Generator`, and let the CPU's random functions refuse the device's generators."""
+    patches.set(torch, "Generator", SimulatedGenerator)
+    for name in _FUNCTIONS:
+        patches.set(torch, name, _checking(getattr(torch, name)))
+    # `random_split` has the name from an import of its own.
+    patches.set(torch.utils.data.dataset, "randperm", torch.randperm)
+    for name in _METHODS:
+        patches.set(torch.Tensor, name, _checking(getattr(torch.Tensor, name)))
+
 
 _CpuGenerator = torch._C.Generator
 _generators: list[torch.Generator] = []
@@ -86,3 +108,33 @@ class SimulatedGenerator(_CpuGenerator, metaclass=_AnyGenerator):
     def device(self) -> torch.device:  # type: ignore[override]
         """The device as the user sees it."""
         return state.shown(state.device(self._index))
+
+
+# The generator of a device is one of the CPU's in C++, which would therefore accept it for the CPU.
+@functools.cache
+def _checking(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def checking(*args: Any, **kwargs: Any) -> Any:
+        if "generator" in kwargs and type(kwargs["generator"]) is SimulatedGenerator:
+            _check_place(kwargs["generator"], args, kwargs.get("device"))
+        return function(*args, **kwargs)
+
+    private.stand_in(checking, function)
+    return checking
+
+
+def _check_place(generator: SimulatedGenerator, args: tuple[Any, ...], device: Any) -> None:
+    """Check that a call with a device's generator makes or fills a tensor of the device.
+
+    Raises:
+        RuntimeError: It is for the CPU, in torch's words.
+    """
+    tensors = [x for x in args if isinstance(x, torch.Tensor)]
+    if tensors:
+        kinds = {private.tensor_device(x).type for x in tensors}
+    else:
+        kinds = {torch.device(torch.get_default_device() if device is None else device).type}
+    if not kinds & {state.backend, state.active().name}:
+        raise RuntimeError(
+            f"Expected a 'cpu' device type for generator but found '{generator.device.type}'"
+        )

@@ -36,6 +36,7 @@ def install(patches: Patches) -> None:
     # not know that ours are. With its other ways parameters would lose their identity, and an
     # optimizer made before the move would train nothing.
     patches.set(torch, "_has_compatible_shallow_copy_type", _has_compatible_shallow_copy_type)
+    patches.set(torch.Tensor, "to", _tensor_to)
     patches.set(torch.Tensor, "data", property(_plain_data.__get__, _set_data))
 
 
@@ -122,7 +123,28 @@ def _share_memory(self: torch.UntypedStorage) -> torch.UntypedStorage:
     return self if _on_device(self) else _plain_share(self)  # as on CUDA: nothing to do
 
 
-# ------------------------------------------------------------------ .data
+# ------------------------------------------------------------------ .to and .data
+
+
+_plain_tensor_to = torch.Tensor.to
+
+
+@functools.wraps(_plain_tensor_to)
+def _tensor_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Let a device without an index mean the current one: C++ asks the guard, which knows only 0."""
+    if state.current.index:
+        if args and isinstance(args[0], str | torch.device):
+            args = (_indexed(args[0]), *args[1:])
+        elif kwargs.get("device") is not None:
+            kwargs["device"] = _indexed(kwargs["device"])
+    return _plain_tensor_to(self, *args, **kwargs)
+
+
+def _indexed(spec: Any) -> Any:
+    device = torch.device(spec)
+    if device.type != state.backend or device.index is not None:
+        return spec
+    return state.device(state.current.index)
 
 
 # With `wraps`, torch.compile takes it for the builtin that it is put in place of.
