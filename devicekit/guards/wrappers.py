@@ -85,7 +85,7 @@ def _wrap_method(check: Check) -> Callable[..., Any]:
             space["_dk_way"], space["_dk_key"] = nearest_parameter(self) or ((), "")
 
     agree = " and ".join(
-        f"({name} is None or type({name}) is _dk_Tensor and {name}.device == _dk_device)"
+        f"(type({name}) is _dk_Tensor and {name}.device == _dk_device or {name} is None)"
         for name in others
     )
     space: dict[str, Any] = {
