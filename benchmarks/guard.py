@@ -7,9 +7,9 @@ Times are the least of many short rounds, so that a busy machine disturbs little
 from collections.abc import Callable
 
 import torch
+from common import RESULTS, paired, write
 from torch import Tensor, nn
 
-from common import RESULTS, paired, write
 from devicekit import guard
 
 ROUNDS, SECONDS = 400, 0.002
