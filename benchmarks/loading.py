@@ -2,6 +2,7 @@
 
     python benchmarks/loading.py             all, into results/loading.json and .md
     python benchmarks/loading.py --quick     a few seconds, to see that it runs
+    python benchmarks/loading.py --again "dict of 8" "dict of 64"     these once more
 
 Transport is paired: in each round every loader runs one epoch, in a new order. Peers that are not
 installed are left out.
@@ -9,6 +10,7 @@ installed are left out.
 
 import argparse
 import gc
+import json
 import multiprocessing
 import random
 import statistics
@@ -59,19 +61,24 @@ def image(index: int) -> torch.Tensor:
     return torch.full((3, 224, 224), float(index))
 
 
-# name: one sample, samples in a batch, batches in an epoch
-BATCHES: dict[str, tuple[Callable[[int], Any], int, int]] = {
+# name: one sample, samples in a batch (None: a sample is a batch), batches in an epoch
+BATCHES: dict[str, tuple[Callable[[int], Any], int | None, int]] = {
     "one tensor, 2 KB": (lambda index: torch.full((16,), float(index)), 32, 60),
     "one tensor, 1 MB": (lambda index: torch.full((8192,), float(index)), 32, 40),
     "images, 19 MB": (image, 32, 12),
     "image and label": (lambda index: (image(index), index), 32, 12),
     "dict of 8": (dict_of(8, 128), 32, 30),
     "dict of 64": (dict_of(64, 16), 32, 12),
-    "list of 1000": (lambda index: [torch.full((4,), float(index)) for _ in range(1000)], 4, 6),
+    "list of 1000, collated": (lambda index: many(index), 4, 6),
+    "list of 1000": (lambda index: many(index), None, 6),
 }
 
 
-def loaders(dataset: Dataset[Any], batch_size: int) -> dict[str, Iterable[Any]]:
+def many(index: int) -> list[torch.Tensor]:
+    return [torch.full((4,), float(index)) for _ in range(1000)]
+
+
+def loaders(dataset: Dataset[Any], batch_size: int | None) -> dict[str, Iterable[Any]]:
     settings: dict[str, Any] = {"batch_size": batch_size, "num_workers": 1}
     found: dict[str, Iterable[Any]] = {
         "torch": TorchLoader(dataset, **settings),
@@ -111,7 +118,7 @@ def transport(rounds: int, only: list[str]) -> dict[str, Any]:
     for name, (make, batch_size, count) in BATCHES.items():
         if only and name not in only:
             continue
-        competitors = loaders(Repeats(make, count, batch_size), batch_size)
+        competitors = loaders(Repeats(make, count, batch_size or 1), batch_size)
         times: dict[str, list[float]] = {each: [] for each in competitors}
         for _ in range(rounds):
             order = list(competitors)
@@ -256,19 +263,22 @@ def plot(results: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    parser.add_argument("--again", nargs="*", default=[], metavar="BATCH")
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    only = ["one tensor, 2 KB", "dict of 8"] if quick else []
-    results: dict[str, Any] = {
-        "transport": transport(2 if quick else 7, only),
-        "starting": {} if quick else starting(3),
-        "overlap": overlap(),
-    }
-    print(table(results))
-    if quick:
+    if arguments.quick:
+        quickly = {"transport": transport(2, ["one tensor, 2 KB", "dict of 8"]), "starting": {}}
+        print(table({**quickly, "overlap": overlap()}))
         return
-    write("loading", results, "accelerate", "tensordict", "torch_geometric")
+    if arguments.again:
+        results = json.loads((RESULTS / "loading.json").read_text())
+        results["transport"] |= transport(7, arguments.again)
+    else:
+        results = {"transport": transport(7, []), "starting": starting(3), "overlap": overlap()}
+    print(table(results))
+    measured = {name: results[name] for name in ("transport", "starting", "overlap")}
+    write("loading", measured, "accelerate", "tensordict", "torch_geometric")
     (RESULTS / "loading.md").write_text(table(results))
     if find_spec("matplotlib"):
         plot(results, RESULTS / "loading.svg")

@@ -49,8 +49,20 @@ def nothing_left():
 
 
 def left_over():
-    files = sorted(os.listdir("/dev/shm"))
+    files = [name for name in sorted(os.listdir("/dev/shm")) if is_ours(name)]
     return len(multiprocessing.active_children()), threading.active_count(), files
+
+
+def is_ours(name):
+    """Whether a file in shared memory was made by this process, a child of it, or one now dead."""
+    found = re.match(r"torch_(\d+)_", name)
+    if found is None:
+        return False
+    try:
+        status = Path(f"/proc/{found[1]}/status").read_text()
+    except OSError:
+        return True
+    return str(os.getpid()) in (found[1], re.search(r"PPid:\s+(\d+)", status)[1])
 
 
 class Numbers(Dataset):
@@ -185,6 +197,20 @@ def test_r046_tensors_moved_in_a_worker_are_loaded_in_the_main_process(
     assert len(said) == 1, [str(each.message) for each in said]
     assert f"`MovesFrom[{start}]['pair'][1]` is on sim:0" in str(said[0].message)
     assert said[0].filename == __file__
+
+
+class MovesAList(Numbers):
+    def __getitem__(self, index):
+        return [torch.tensor(index), torch.ones(2).to("sim:0" if index == 3 else "cpu")]
+
+
+def test_r046_a_sample_that_is_a_list_is_not_a_batch(simulated_accelerator, said):
+    loader = DataLoader(
+        MovesAList(), None, num_workers=1, multiprocessing_context="fork", device="sim"
+    )
+
+    assert [int(batch[0]) for batch in loader] == list(range(12))
+    assert "`MovesAList[3][1]` is on sim:0" in str(said[0].message)
 
 
 @pytest.mark.slow

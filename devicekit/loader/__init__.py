@@ -215,6 +215,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self.collate_fn,
             "worker" if workers else "main",
             pack=pack,
+            batched=self.batch_sampler is not None,
             pin=self.pin_memory and not self._adapted,
             look=look or rest is not None,
         )
@@ -304,7 +305,7 @@ def _has_streams(device: Device) -> bool:
 
 
 def _can_pin_for(device: Device) -> bool:
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = compat.current_accelerator()
     return _has_streams(device) and accelerator is not None and accelerator.type == device.type
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from devicekit import compat
+
 __all__ = ["accelerator_was_initialised", "context_for", "unpicklable"]
 
 _PRELOAD = ["torch", "devicekit.loader"]
@@ -58,7 +60,7 @@ def _preloaded(context: BaseContext) -> BaseContext:
 
 def accelerator_was_initialised() -> bool:
     """Whether this process has a context on an accelerator, which it cannot share by forking."""
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = compat.current_accelerator()
     if accelerator is None or accelerator.type == "mps":
         return False
     module: Any = torch.get_device_module(accelerator)

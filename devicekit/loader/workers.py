@@ -2,7 +2,7 @@
 
 import functools
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.queues import Queue
@@ -80,6 +80,7 @@ class Collate:
         collate_fn: The loader's.
         where: "worker" or "main".
         pack: As the loader's argument.
+        batched: Whether it gets a list of samples; without automatic batching it gets one sample.
         pin: Whether to pin the batch; in a worker, to have torch's pinning thread do it.
         look: In the main process, whether to note where the first accelerator tensor is.
 
@@ -93,12 +94,14 @@ class Collate:
         where: str,
         *,
         pack: bool | str,
+        batched: bool = True,
         pin: bool = False,
         look: bool = False,
     ) -> None:
         self.collate_fn = collate_fn
         self.where = where
         self.pack = pack
+        self.batched = batched
         self.pin = pin
         self.look = look
         self.seen: Found | None = None
@@ -109,29 +112,29 @@ class Collate:
         """Return the batch, packed or not; in a worker, perhaps a `Found` instead."""
         if self.where == "main":
             return self._in_main_process(samples)
+        each = samples if self.batched else [samples]
         # Where the first sample is decides where torch's own collate puts the batch.
-        if any(
-            map(on_accelerator, _tensors(samples[:1] if isinstance(samples, list) else samples))
-        ):
-            return found_in_samples(samples)
+        if any(map(on_accelerator, _tensors(each[:1]))):
+            return found_in_samples(each)
         try:
             batch = self.collate_fn(samples)
         except Exception:
             # torch's own collate has many words for tensors on several devices.
-            found = found_in_samples(samples)
+            found = found_in_samples(each)
             if found is None:
                 raise
             return found
         tensors = _tensors(batch)
         if any(map(on_accelerator, tensors)):
-            return found_in_samples(samples) or _found_in(batch, "batch")
+            return found_in_samples(each) or _found_in(batch, "batch")
         if self._is_worth_packing(tensors):
             batch = pack(batch)
         return Parcel(batch) if self.pin else batch
 
     def _in_main_process(self, samples: Any) -> Any:
         if self.look and self.seen is None:
-            self.look, self.seen = False, found_in_samples(samples)
+            each = samples if self.batched else [samples]
+            self.look, self.seen = False, found_in_samples(each)
         batch = self.collate_fn(samples)
         if self.pack and self._is_worth_packing(_tensors(batch)):
             batch = pack(batch)
@@ -169,10 +172,8 @@ def _found_in(data: object, name: str, position: int | None = None) -> Found | N
     return None
 
 
-def found_in_samples(samples: object) -> Found | None:
-    """The first accelerator tensor in the samples of a batch, or in the one that is the batch."""
-    if not isinstance(samples, list):
-        return _found_in(samples, "", 0)
+def found_in_samples(samples: Iterable[object]) -> Found | None:
+    """The first accelerator tensor in the samples of a batch."""
     found = (_found_in(sample, "", position) for position, sample in enumerate(samples))
     return next((each for each in found if each is not None), None)
 
