@@ -226,6 +226,15 @@ def test_copy_between_devices_is_a_kernel_of_both() -> None:
     assert y.tolist() == [1, 2]
 
 
+def test_copy_between_devices_orders_their_streams() -> None:
+    host = torch.ones(2, device="sim:1").to("cpu", non_blocking=True)
+    torch.sim.synchronize("sim:0")
+    assert is_poison(host)
+    torch.ones(2, device="sim:1").to("sim:0")
+    torch.sim.synchronize("sim:0")
+    assert host.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("dtype", "expected"),
     [

@@ -112,6 +112,18 @@ def test_simulation_started_in_the_forked_process_works(simulation: Simulation) 
     assert in_fork(child) == "2.0"
 
 
+def test_forked_process_stays_useless_after_a_simulation_of_its_own() -> None:
+    with simulate("cuda"):
+        torch.ones(1, device="cuda")
+
+        def child() -> None:
+            with simulate("cuda"):
+                torch.ones(1, device="cuda")
+            torch.ones(1, device="cuda")
+
+        assert in_fork(child) == f"RuntimeError: {REFUSED}"
+
+
 @pytest.mark.parametrize(
     "ask",
     [

@@ -40,12 +40,14 @@ def install(patches: Patches) -> None:
         patches.set(cuda, name, value)
         patches.set(cuda.streams, name, value)
     for owner in (cuda, cuda.graphs):
-        patches.set(owner, "CUDAGraph", _refuse("CUDA graphs"))
-        patches.set(owner, "graph_pool_handle", _refuse("CUDA graphs"))
+        patches.set(owner, "CUDAGraph", _refusing("CUDAGraph", "CUDA graphs"))
+        patches.set(owner, "graph_pool_handle", _refusing("graph_pool_handle", "CUDA graphs"))
     for owner in (cuda, cuda.streams):
-        patches.set(owner, "ExternalStream", _refuse("Streams of other libraries"))
+        patches.set(
+            owner, "ExternalStream", _refusing("ExternalStream", "Streams of other libraries")
+        )
     for owner in (cuda, cuda.memory):
-        patches.set(owner, "MemPool", _refuse("Memory pools"))
+        patches.set(owner, "MemPool", _refusing("MemPool", "Memory pools"))
     patches.set(cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False)
     patches.set(cuda.nvtx, "_nvtx", _nvtx())
     for name, dtype in _LEGACY.items():
@@ -99,11 +101,13 @@ class Event(streams.Event):
         raise NotImplementedError("the simulated accelerator shares no events between processes")
 
 
-def _refuse(what: str) -> Any:
-    def refuse(*args: object, **kwargs: object) -> Any:
+def _refusing(name: str, what: str) -> type:
+    """Return a class that cannot be instantiated; a class, because it is used in annotations."""
+
+    def refuse(cls: type, *args: object, **kwargs: object) -> Any:
         raise NotImplementedError(f"{what} are not simulated; run this on a real GPU")
 
-    return refuse
+    return type(name, (), {"__new__": refuse, "__module__": "torch.cuda"})
 
 
 def _nvtx() -> SimpleNamespace:
