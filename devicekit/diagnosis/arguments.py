@@ -68,6 +68,9 @@ def report_of_arguments(
     right = [a for a in arguments if a not in off and a.tensors]
     modules = [a for a in right if isinstance(a.value, nn.Module)]
     rows = [row for argument in modules or right[:_MANY_RIGHT] for row in _rows(argument, target)]
+    if not rows:
+        mixed = [(p, t) for a in off for p, t in a.tensors if t.device == target]
+        rows = [Row(str(t.device), path, describe(t)) for path, t in mixed[:1]]
     origins = [caller.origin(argument) for argument in off]
     for argument, origin in zip(off, origins, strict=True):
         suffix = f", {origin.what}" if origin is not None and origin.is_batch else ""

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -15,13 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from devicekit.device import Device
+from devicekit.diagnosis.carrying import carried, held, is_copy, name_of, was_parameter
+from devicekit.diagnosis.findings import Audit, Finding
 from devicekit.diagnosis.owners import register, store_of
 from devicekit.diagnosis.source import lines_of
 from devicekit.diagnosis.tensors import describe, is_free
 from devicekit.tree import find_tensors
-from devicekit.tree.containers import container_of
 
-__all__ = ["Audit", "Finding", "audit"]
+__all__ = ["audit"]
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _HOOKS = (
@@ -34,83 +31,6 @@ _HOOKS = (
     "_state_dict_hooks",
     "_state_dict_pre_hooks",
 )
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that will fail later.
-
-    Attributes:
-        kind: One of "attribute", "container", "layer", "hook", "meta", "device", "detached",
-            "optimizer", "state", "tie".
-        path: The Python expression that leads to it.
-        device: Where it is.
-        what: What is wrong, in words.
-        fix: A line of code that mends it, with the place to type it as a comment.
-    """
-
-    kind: str
-    path: str
-    device: str
-    what: str
-    fix: str
-
-
-class Audit:
-    """What `audit` found: iterate over it, print it, or ask whether it is empty.
-
-    Attributes:
-        model: The name of the model's class.
-        device: The device that everything should be on; None for a model without tensors.
-        findings: What was found.
-    """
-
-    def __init__(self, model: str, device: str | None, findings: tuple[Finding, ...]) -> None:
-        self.model = model
-        self.device = device
-        self.findings = findings
-
-    def __iter__(self) -> Iterator[Finding]:
-        return iter(self.findings)
-
-    def __len__(self) -> int:
-        return len(self.findings)
-
-    def __bool__(self) -> bool:
-        return bool(self.findings)
-
-    def __repr__(self) -> str:
-        return f"<Audit of {self.model}: {self._count()}>"
-
-    def __str__(self) -> str:
-        head = f"{self.model}: {self._count()}"
-        if not self.findings:
-            return head
-        devices = max(len(one.device) for one in self.findings)
-        paths = max(17, *(len(one.path) for one in self.findings))
-        blocks = [
-            f"  {one.device:<{devices}}  {one.path:<{paths}}  {one.what}\n  fix: {one.fix}"
-            for one in self.findings
-        ]
-        return "\n\n".join([head, *blocks])
-
-    def _count(self) -> str:
-        number = len(self.findings)
-        if number == 0:
-            return "nothing that will fail"
-        return f"{number} thing{'' if number == 1 else 's'} that will fail"
-
-    def json(self) -> str:
-        """The report as JSON: `version`, `model`, `device`, and `findings` with their fields."""
-        return json.dumps(
-            {
-                "version": 1,
-                "model": self.model,
-                "device": self.device,
-                "findings": [asdict(one) for one in self.findings],
-            },
-            indent=2,
-        )
 
 
 def audit(
@@ -230,19 +150,19 @@ class _Scan:
     def _attribute(self, module: nn.Module, path: str, name: str, value: Any) -> Iterator[Finding]:
         where = f"{path}.{name}"
         if isinstance(value, Tensor):
-            if _was_parameter(value, self.names):
+            if was_parameter(value, self.names):
                 yield self._detached(where, value)
             elif self._is_left(value):
                 what = f"plain attribute of {type(module).__name__}: .to() leaves it behind"
                 yield self._left("attribute", where, value, what, module, name)
             return
-        for inner, held in _held(value, where):
-            if isinstance(held, nn.Module):
-                found = self._layer(module, name, inner, held)
-            elif self._is_left(held):
+        for inner, one in held(value, where):
+            if isinstance(one, nn.Module):
+                found = self._layer(module, name, inner, one)
+            elif self._is_left(one):
                 kind = type(value).__name__
                 what = f"in a plain {kind} of {type(module).__name__}: .to() leaves it behind"
-                found = self._left("container", inner, held, what, module, name)
+                found = self._left("container", inner, one, what, module, name)
             else:
                 continue
             if found is not None:
@@ -303,13 +223,13 @@ class _Scan:
 
     def _hooks(self, path: str, hooks: dict[int, Any]) -> Iterator[Finding]:
         for key, hook in hooks.items():
-            for name, tensor in _carried(hook):
+            for name, tensor in carried(hook):
                 if self._is_left(tensor):
                     yield Finding(
                         "hook",
                         f"{path}[{key}]",
                         str(tensor.device),
-                        f"the hook {_name_of(hook)} carries {name}, {describe(tensor)}: "
+                        f"the hook {name_of(hook)} carries {name}, {describe(tensor)}: "
                         ".to() leaves it behind",
                         f"{name}.to(...)  # in the hook, with the device of its input",
                     )
@@ -385,7 +305,7 @@ class _Scan:
         ]
         for embedding_path, embedding in embeddings:
             for head_path, head in heads:
-                if _is_copy(embedding.weight, head.weight):
+                if is_copy(embedding.weight, head.weight):
                     yield Finding(
                         "tie",
                         f"{head_path}.weight",
@@ -419,89 +339,3 @@ def _children(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
             yield f"{path}[{name!r}]", child
         else:
             yield f"{path}.{name}", child
-
-
-def _held(value: Any, path: str) -> Iterator[tuple[str, Tensor | nn.Module]]:
-    """The tensors and modules in a container, a partial function, or a plain object's attributes.
-
-    Modules are not looked into: they are layers.
-    """
-    seen: set[int] = set()
-    pending: list[tuple[str, Any, bool]] = [(path, value, True)]
-    while pending:
-        where, one, is_top = pending.pop()
-        if isinstance(one, Tensor | nn.Module):
-            yield where, one
-            continue
-        if isinstance(one, Optimizer) or id(one) in seen:
-            continue
-        seen.add(id(one))
-        container = container_of(type(one))
-        if container is not None:
-            children = zip(container.steps(one), container.children(one), strict=True)
-            found = [
-                (f"{step.before}{where}{step.after}", child, False) for step, child in children
-            ]
-        elif isinstance(one, functools.partial):
-            found = [(f"{where}.args[{i}]", child, False) for i, child in enumerate(one.args)]
-            found += [(f"{where}.keywords[{k!r}]", c, False) for k, c in one.keywords.items()]
-        elif is_top and not isinstance(one, FunctionType | MethodType | type):
-            own = getattr(one, "__dict__", None)
-            own = own if isinstance(own, dict) else {}
-            found = [(f"{where}.{k}", c, False) for k, c in own.items() if isinstance(c, Tensor)]
-        else:
-            continue
-        pending.extend(reversed(found))
-
-
-def _carried(hook: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that a hook carries along: in its closure, its defaults, what is bound."""
-    while isinstance(hook, functools.partial):
-        yield from find_tensors(list(hook.args), name="args")
-        yield from find_tensors(hook.keywords, name="keywords")
-        hook = hook.func
-    if isinstance(hook, MethodType):
-        hook = hook.__func__
-    if not isinstance(hook, FunctionType):
-        return
-    names = hook.__code__.co_freevars
-    for name, cell in zip(names, hook.__closure__ or (), strict=True):
-        try:
-            yield from find_tensors(_not_a_module(cell.cell_contents), name=name)
-        except ValueError:  # a cell that was not filled yet
-            continue
-    for default in hook.__defaults__ or ():
-        yield from find_tensors(_not_a_module(default), name="a default")
-
-
-def _not_a_module(value: Any) -> Any:
-    return None if isinstance(value, nn.Module | Optimizer) else value
-
-
-def _name_of(hook: Any) -> str:
-    while isinstance(hook, functools.partial):
-        hook = hook.func
-    name = getattr(hook, "__qualname__", type(hook).__name__)
-    return str(name).rpartition("<locals>.")[2]
-
-
-def _was_parameter(tensor: Tensor, registered: dict[int, str]) -> bool:
-    """Whether a tensor is a Parameter that went through `.to()`: a copy with a history."""
-    node = tensor.grad_fn
-    if node is None or "ToCopy" not in type(node).__name__:
-        return False
-    before = [one for one, _ in node.next_functions if one is not None]
-    if len(before) != 1:
-        return False
-    leaf = getattr(before[0], "variable", None)  # of an AccumulateGrad
-    return isinstance(leaf, nn.Parameter) and id(leaf) not in registered
-
-
-def _is_copy(one: Tensor, other: Tensor) -> bool:
-    if one is other or one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if "meta" in (one.device.type, other.device.type) or one.data_ptr() == other.data_ptr():
-        return False
-    first, second = one.detach().cpu(), other.detach().cpu()
-    # Layers that were filled with one number agree by chance.
-    return bool(torch.equal(first, second)) and bool((first != first.flatten()[:1]).any())

@@ -8,13 +8,15 @@ from types import TracebackType
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from devicekit.diagnosis.compiled import traced_calls
 from devicekit.diagnosis.frames import GENERATOR, MISSING, Call, calls_of, is_a, is_library, lookup
 from devicekit.diagnosis.making import inline
+from devicekit.diagnosis.mending import use
 from devicekit.diagnosis.mentions import Mention, mentions
 from devicekit.diagnosis.messages import devices_in, is_suspect, wants_host
-from devicekit.diagnosis.origin import inside, search_in, trace, use
+from devicekit.diagnosis.origin import inside, search_in, trace
 from devicekit.diagnosis.report import Report, Row, Site, mismatch
 from devicekit.diagnosis.search import Origin
 from devicekit.diagnosis.source import Fix, line_of
@@ -148,8 +150,10 @@ def _at(
     if generators and "generator" in text:
         return _of_generator(calls, generators, things, text, where)
     if host:
+        if "1D CPU int64" in text:  # the lengths of pack_padded_sequence, not what is packed
+            things = [t for t in things if any(_is_lengths(one) for _, one in t.tensors)]
         accelerated = [device for device in devices if device.type != "cpu"]
-        if not accelerated:
+        if not accelerated or not things:
             return None
         return _report(calls, things, accelerated, torch.device("cpu"), _first_line(text), where)
     if len(devices) > 1:
@@ -159,6 +163,10 @@ def _at(
     if len(devices) == 1:
         return _of_inline(calls, things, devices[0], text, where)
     return None
+
+
+def _is_lengths(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.int64 and tensor.dim() == 1
 
 
 def _devices_said(text: str) -> list[torch.device]:
@@ -220,7 +228,10 @@ def _report(
         elif not is_a(thing.mention.value, nn.Module):
             right = [(path, t) for path, t in thing.tensors if t.device == target]
             rows += _rows(thing, right[:_MANY_RIGHT], "")
-        off_rows += _rows(thing, off, origin.what if origin else "")
+        what = origin.what if origin is not None else ""
+        if is_a(thing.mention.value, Optimizer):
+            what = what or "did not move with the model"
+        off_rows += _rows(thing, off, what)
         if origin is not None:
             origins.append((thing, origin))
     return Report(

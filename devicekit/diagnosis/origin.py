@@ -16,11 +16,12 @@ from torch.optim import Optimizer
 
 from devicekit import compat
 from devicekit.diagnosis.frames import GENERATOR, MISSING, Call, instance_dict, is_a, lookup
-from devicekit.diagnosis.making import call_of, factory_in, generator_in, loader_in, spine
+from devicekit.diagnosis.making import factory_in, loader_in, spine
+from devicekit.diagnosis.mending import generator, made_by, moving, use
 from devicekit.diagnosis.mentions import mentions
 from devicekit.diagnosis.owners import Store, register, store_of
 from devicekit.diagnosis.search import Origin, Search, holds, short
-from devicekit.diagnosis.source import Fix, add_keyword, binding_of, insert, stores_of, wrap
+from devicekit.diagnosis.source import Fix, binding_of, stores_of
 from devicekit.diagnosis.tensors import devices_of, tensors_of
 
 __all__ = ["contains", "inside", "is_assignable", "search_in", "trace", "use"]
@@ -89,7 +90,7 @@ def _attribute(search: Search, value: Any, node: ast.Attribute, at: int) -> Orig
     if is_a(owner, Tensor):  # x.T, x.grad: what x is
         return search.follow(search, owner, node.value, at)
     if is_a(owner, ModuleType):
-        return use(search, node, at, f"global of {owner.__name__}")
+        return use(search, node, at, f"global of {owner.__name__}: nothing moves it")
     made = _made_by_method(search, node, at)
     if made is not None:
         return made
@@ -101,7 +102,7 @@ def _attribute(search: Search, value: Any, node: ast.Attribute, at: int) -> Orig
         name = ast.unparse(node)
         return Origin(
             f"attribute of {type(owner).__name__}",
-            _moving(search, value, name, search.before(at)),
+            moving(search, value, name, search.before(at)),
         )
     for registry, word in (
         ("_parameters", "parameter"),
@@ -157,7 +158,7 @@ def _unregistered(
         what = f"in a {type(value).__name__} of {name}: {_LEFT_BEHIND}"
     store = store_of(owner, node.attr)
     fix = _store_mended(search, owner, value, node.attr, store) if store is not None else None
-    return Origin(what, fix or _moving(search, value, path, search.before(at)))
+    return Origin(what, fix or moving(search, value, path, search.before(at)))
 
 
 def _store_mended(
@@ -176,15 +177,15 @@ def _name(search: Search, value: Any, node: ast.Name, at: int) -> Origin | None:
     call = search.calls[at]
     name = node.id
     if is_a(value, GENERATOR):
-        return _generator(search, value, name, at)
+        return generator(search, value, name, at)
     if name in call.code.co_freevars:
         if call.code.co_name.startswith("<") and at + 1 < len(search.calls):
             outer = search.calls[at + 1]
             if outer.bound(name) is value:  # a comprehension's frame shows what is around it
                 return search.follow(search, value, node, at + 1)
-        return use(search, node, at, "variable of the enclosing function")
+        return use(search, node, at, "variable of the enclosing function: nothing moves it")
     if name not in call.scope:
-        return use(search, node, at, "global")
+        return use(search, node, at, "global: nothing moves it")
     function = call.function
     if function is None:
         return _plain(search, value, name, at)
@@ -210,19 +211,8 @@ def _plain(search: Search, value: Any, name: str, at: int, what: str = "") -> Or
     """A variable of which nothing is known: move it in front of the statement."""
     if compat.is_loss(value) and not what:
         what = "the weights of the loss"
-    fix = _moving(search, value, name, search.before(at))
+    fix = moving(search, value, name, search.before(at))
     return Origin(what, fix, name if at == 0 else None)
-
-
-def _moving(search: Search, value: Any, path: str, place: str) -> Fix:
-    if is_a(value, nn.Module):
-        return Fix(f"{path}.to({search.quoted})", place)
-    if is_a(value, Optimizer):
-        return Fix(f"devicekit.to_device({path}, {search.quoted})", place)
-    if is_a(value, Tensor):
-        move = ".cpu()" if search.target.type == "cpu" else f".to({search.quoted})"
-        return Fix(f"{path} = {path}{move}", place)
-    return Fix(f"{path} = devicekit.to_device({path}, {search.quoted})", place)
 
 
 def _argument(search: Search, value: Any, name: str, at: int) -> Origin | None:
@@ -242,7 +232,7 @@ def _argument(search: Search, value: Any, name: str, at: int) -> Origin | None:
         return Origin(f"{what}, {found.what}" if found.what else what, found.fix)
     given = _given(search.calls[at], name, caller.expression)
     if isinstance(given, ast.Call) and isinstance(value, Tensor):
-        return _made(search, given, caller.statement, at + 1)
+        return made_by(search, given, caller.statement, at + 1)
     return None
 
 
@@ -363,80 +353,17 @@ def _assigned(
         if _is_off(origin, search) and ast.unparse(base) != ast.unparse(node):
             found = search.follow(search, origin, base, at)
             if found is not None:
-                return found
+                what = f"from `{ast.unparse(base)}`"
+                return Origin(f"{what}, {found.what}" if found.what else what, found.fix)
         for mention in mentions(made, call):  # what a partial function was given
             if _is_off(mention.value, search) and contains(value, mention.value):
                 return search.follow(search, mention.value, mention.node, at)
-    found = _made(search, made, statement, at)
+    found = made_by(search, made, statement, at)
     if found is not None and is_a(value, Tensor):
         return Origin(found.what, found.fix, name)
     what = f"made by {short(ast.unparse(made))}"
-    return Origin(what, _moving(search, value, ast.unparse(node), search.before(at)), name)
+    return Origin(what, moving(search, value, ast.unparse(node), search.before(at)), name)
 
 
 def _is_off(value: Any, search: Search) -> bool:
     return is_a(value, Tensor) and value.device != search.target
-
-
-def _made(search: Search, made: ast.expr, statement: ast.stmt | None, at: int) -> Origin | None:
-    """An expression that makes a tensor: give it the device, or move what it makes."""
-    call = search.calls[at]
-    line = statement.lineno if statement is not None else call.line
-    device = search.device_code(at, line)
-    factory = factory_in(made, call)
-    if factory is not None:
-        text = add_keyword(call.file, factory, f"device={device}", statement)
-        place = search.place("instead of", factory.end_lineno or 0, call.file)
-        what = f"made by {short(ast.unparse(factory))} without device="
-        return Origin(what, Fix(text, place))
-    loaded = call_of(made, call, torch.load)
-    if loaded is not None and not any(one.arg == "map_location" for one in loaded.keywords):
-        text = add_keyword(call.file, loaded, f"map_location={device}", statement)
-        place = search.place("instead of", loaded.end_lineno or 0, call.file)
-        return Origin("loaded without map_location=", Fix(text, place))
-    if not isinstance(made, ast.Call | ast.Attribute | ast.Name | ast.Subscript):
-        return None
-    text = insert(call.file, made, search.move(at, line), statement)
-    place = search.place("instead of", made.end_lineno or 0, call.file)
-    return Origin(f"made by {short(ast.unparse(made))}", Fix(text, place))
-
-
-def _generator(search: Search, value: torch.Generator, name: str, at: int) -> Origin:
-    what = "generator of another device"
-    for index in range(at, len(search.calls)):
-        call = search.calls[index]
-        if call.bound(name) is not value or call.function is None:
-            break
-        binding = binding_of(call.function, name, call.first_line)
-        made = generator_in(binding, call) if isinstance(binding, ast.Assign) else None
-        if made is not None and isinstance(binding, ast.Assign):
-            line = add_keyword(call.file, made, f"device={search.quoted}", binding)
-            place = search.place("instead of", made.end_lineno or 0, call.file)
-            return Origin(what, Fix(line, place))
-    code = f"{name} = torch.Generator(device={search.quoted})"
-    return Origin(what, Fix(code, search.before(at)))
-
-
-def use(search: Search, node: ast.AST, at: int, what: str) -> Origin:
-    """A name that must not be assigned here: mend the place where it is used."""
-    call = search.calls[at]
-    value = lookup(node, call)
-    if is_a(value, nn.Module):
-        return Origin(what, _moving(search, value, ast.unparse(node), search.before(at)))
-    used = _use_of(call, ast.unparse(node))
-    if used is None or value is MISSING or used.lineno != used.end_lineno:
-        return Origin(what, None)
-    if is_a(value, Tensor):
-        line = insert(call.file, used, search.move(at, call.line), call.statement)
-    else:
-        end = f", {search.device_code(at, call.line)})"
-        line = wrap(call.file, used, "devicekit.to_device(", end, call.statement)
-    return Origin(what, Fix(line, search.place("instead of", used.lineno, call.file)))
-
-
-def _use_of(call: Call, wanted: str) -> ast.expr | None:
-    for root in (call.expression, call.statement):
-        for one in ast.walk(root) if root is not None else ():
-            if isinstance(one, ast.expr) and ast.unparse(one) == wanted:
-                return one
-    return None
