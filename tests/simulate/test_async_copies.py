@@ -364,6 +364,18 @@ def test_kernel_behind_a_chain_of_copies_lands_the_chain() -> None:
     assert (y + 1).tolist() == [2, 3]
 
 
+@pytest.mark.parametrize("kernel", [False, True])
+def test_buffer_that_goes_out_and_comes_back_on_one_stream(kernel: bool) -> None:
+    buffer = pinned(1, 2)
+    x = buffer.to(DEVICE, non_blocking=True)
+    y = x * 2 if kernel else torch.full((2,), 5.0, device=DEVICE)
+    buffer.copy_(y, non_blocking=True)
+    assert is_poison(buffer)
+    torch.sim.synchronize()
+    assert x.tolist() == [1, 2]
+    assert buffer.tolist() == y.tolist()
+
+
 # ------------------------------------------------------------------ streams and events
 
 

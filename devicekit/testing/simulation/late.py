@@ -206,6 +206,12 @@ def _check_unchanged(unwaited: _Unwaited) -> None:
     )
 
 
+def _forget_unwaited(pointer: int, point: Point) -> None:
+    _unwaited[:] = [
+        x for x in _unwaited if x.source.pointer != pointer or not _is_before(x.issued, point)
+    ]
+
+
 def _bytes(x: torch.Tensor) -> torch.Tensor:
     return x.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
@@ -217,6 +223,11 @@ def _touch(tensors: Iterable[torch.Tensor]) -> None:
         if x.layout is torch.strided and is_on_device(x):
             key = order.current(device_index(x))
             used.setdefault(key, set()).add(x.untyped_storage().data_ptr())
+    _land_behind(used)
+
+
+def _land_behind(used: dict[Key, set[int]]) -> None:
+    """Let the copies land that use some memory and that a stream is ordered behind."""
     with order.lock, torch.no_grad(), private.DisableTorchFunction():
         for key, pointers in used.items():
             point = order.here(key)
@@ -276,9 +287,12 @@ def copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> bool
     if not to_host and not from_host:
         _order_both_ways(device_index(target), device_index(source))
         return False
-    if _late:
-        _touch((source, target))
     key = order.current(device_index(source if to_host else target))
+    used = {x.untyped_storage().data_ptr() for x in (source, target) if is_on_device(x) or to_host}
+    _land_behind({key: used})
+    if to_host:
+        # This copy changes the memory in its turn, and no earlier one on the stream minds.
+        _forget_unwaited(target.untyped_storage().data_ptr(), order.here(key))
     direct = _needs_no_temporary(target, source, on_host=target if to_host else source)
     pinned = (target if to_host else source).is_pinned()
     if not non_blocking or (to_host and not (pinned and direct)):
