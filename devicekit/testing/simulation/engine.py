@@ -79,9 +79,10 @@ def kernel_of(op: Any) -> Callable[..., Any]:
         if state.before_kernel is not None:
             _announce(state.before_kernel, names, written, args, kwargs)
 
+        sparse = any(cpu.layout is not torch.strided for _, cpu in pairs)
         if run is not None:
             out = run(index, low, low_kwargs)
-        elif number or any(cpu.layout is not torch.strided for _, cpu in pairs):
+        elif number or sparse:
             # A number in a tensor's place arrives here as a Python number, which `redispatch`
             # refuses, and a sparse tensor must not go to the dense kernel: both take the whole way
             # through the dispatcher. The packet picks the overload for numbers (`.Scalar`).
@@ -89,8 +90,8 @@ def kernel_of(op: Any) -> Callable[..., Any]:
         else:
             out = redispatch(CPU_KEYS, *low, **low_kwargs)
 
-        if resizes:
-            _reattach_resized(pairs)
+        if resizes or (sparse and written):
+            _reattach(pairs)
         if single is not None:
             return args[single] if single < len(args) else kwargs[names[single]]
         if not many:
@@ -224,9 +225,12 @@ def run_random(run: Callable[..., Any], index: int, *args: Any, **kwargs: Any) -
 # ------------------------------------------------------------------ and back up
 
 
-def _reattach_resized(pairs: Pairs) -> None:
+def _reattach(pairs: Pairs) -> None:
     """Give device tensors the new storage where the kernel resized its output."""
     for x, cpu in pairs:
+        if cpu.layout is not torch.strided:
+            tensors.sparse_reattach(x, cpu)
+            continue
         before = tensors.cpu_storage(x.untyped_storage())
         if x.shape != cpu.shape or before.data_ptr() != cpu.untyped_storage().data_ptr():
             tensors.reattach(x, cpu)

@@ -1,4 +1,4 @@
-"""CPU versions of operators that only accelerators have: recurrent cells, convolution."""
+"""CPU versions of what only accelerators have: recurrent cells, convolution, `histc` of integers."""
 
 from typing import Any
 
@@ -127,6 +127,13 @@ def _gru_cell_backward(
     )
 
 
+# CUDA counts integers too, and mixture-of-experts models rely on it; the result has the input's type.
+def _histc(x: Tensor, *args: Any) -> Tensor:
+    if x.is_floating_point():
+        return _aten.histc.default(x, *args)  # type: ignore[no-any-return]
+    return _aten.histc.default(x.double(), *args).to(x.dtype)  # type: ignore[no-any-return]
+
+
 REPLACED.update(
     {
         _aten.convolution_overrideable.default: _convolution,
@@ -135,5 +142,6 @@ REPLACED.update(
         _aten._thnn_fused_lstm_cell_backward_impl.default: _lstm_cell_backward,
         _aten._thnn_fused_gru_cell.default: _gru_cell,
         _aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+        _aten.histc.default: _histc,
     }
 )

@@ -94,7 +94,6 @@ class _Layer(torch.autograd.Function):
         return tuple(tensors.to_device(r.detach(), index) for r in results)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         flat = ctx.saved_tensors
         if state.before_kernel is not None:
@@ -105,17 +104,40 @@ class _Layer(torch.autograd.Function):
             for result, grad in zip(ctx.results, grads, strict=True)
             if grad is not None and result.requires_grad
         ]
-        made = torch.autograd.grad(
-            [result for result, _ in pairs],
-            wanted,
-            [grad for _, grad in pairs],
-            retain_graph=True,  # the graph on the device decides how often, and dies with `ctx`
-            allow_unused=True,
+        found = iter(
+            torch.autograd.grad(
+                [result for result, _ in pairs],
+                wanted,
+                [grad for _, grad in pairs],
+                retain_graph=True,  # the graph on the device decides how often, and dies with `ctx`
+                allow_unused=True,
+            )
         )
-        found = iter(made)
         index = next(x.get_device() for x in flat if x.get_device() >= 0)
         lifted = []
         for cpu in ctx.low:
             grad = next(found) if cpu.requires_grad else None
             lifted.append(None if grad is None else tensors.to_device(grad, index))
+        if torch.is_grad_enabled():  # `create_graph=True`
+            source = next(x for x in flat if x.requires_grad)
+            lifted = [None if g is None else _Once.apply(source, g) for g in lifted]  # type: ignore[no-untyped-call]
         return None, None, *lifted
+
+
+class _Once(torch.autograd.Function):
+    """Passes a gradient on, and refuses to be differentiated itself, as cuDNN's layers do."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, grad: Tensor) -> Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        # tools/autograd/derivatives.yaml, _cudnn_rnn_backward
+        raise NotImplementedError(
+            "the derivative for '_cudnn_rnn_backward' is not implemented. Double backwards is not "
+            "supported for CuDNN RNNs due to limitations in the CuDNN API. To run double backwards, "
+            "please disable the CuDNN backend temporarily while running the forward pass of your "
+            "RNN. For example: \nwith torch.backends.cudnn.flags(enabled=False):\n"
+            "    output = model(inputs)"
+        )

@@ -11,6 +11,7 @@ from devicekit.testing.simulation import (
     autograd,
     factories,
     fused,  # noqa: F401 - it fills engine.REPLACED
+    layouts,
     module,
     operators,
     pinning,
@@ -23,7 +24,6 @@ from devicekit.testing.simulation import (
 )
 from devicekit.testing.simulation.engine import REPLACED, kernel_of, run_unknown
 from devicekit.testing.simulation.patching import Patches
-from devicekit.testing.simulation.tensors import sparse_to_cpu, to_device
 
 __all__ = ["install", "register"]
 
@@ -33,12 +33,6 @@ _libraries: list[torch.library.Library] = []
 # Operators that C++ handles for every backend, and families that CUDA alone has.
 _LEFT_TO_TORCH = ("copy_", "set_", "resize_", "_to_copy", "empty_like")
 _NOT_OURS = ("sparse", "cudnn", "nested")
-
-# What a sparse COO tensor is made of; C++ reads it with the CPU's kernels also from ours.
-_SPARSE_PARTS = (
-    "_sparse_coo_tensor_with_dims_and_tensors _sparse_coo_tensor_with_dims sparse_dim dense_dim _nnz "
-    "is_coalesced _coalesced_ _indices _values indices values"
-).split()
 
 
 class _Hooks(private.BackendHooks or object):  # type: ignore[misc]
@@ -77,7 +71,7 @@ def register(name: str) -> None:
     private.setup_backend(name, module.make(name), _hooks, _guard)
     sys.modules[f"torch.{name}"] = getattr(torch, name)
     _register_kernels()
-    _register_sparse()
+    layouts.register(_library)
     _register_autocast()
     # For good, each silent outside a simulation: torch has no way to take them back.
     torch.serialization.register_package(1, storages.location, storages.restore)
@@ -147,26 +141,6 @@ def _own_on_cuda() -> list[Any]:
         if private.has_kernel_for(op.name(), "CPU") or base.startswith("_foreach"):
             found.append(op)
     return found
-
-
-def _register_sparse() -> None:
-    _library("_").fallback(run_unknown, "SparsePrivateUse1")
-    library = _library("aten")
-    keys = private.DispatchKeySet(private.DispatchKey.SparseCPU)
-
-    def on_cpu(op: Any) -> Any:
-        return lambda *args, **kwargs: op.redispatch(keys, *args, **kwargs)
-
-    for name in _SPARSE_PARTS:
-        op = getattr(torch.ops.aten, name).default
-        library.impl(name, on_cpu(op), "SparsePrivateUse1")
-
-    def to_dense(
-        x: torch.Tensor, dtype: torch.dtype | None = None, masked_grad: bool | None = None
-    ) -> torch.Tensor:
-        return to_device(sparse_to_cpu(x).to_dense(dtype), private.tensor_device(x).index)
-
-    library.impl("_to_dense", to_dense, "SparsePrivateUse1")
 
 
 def _register_autocast() -> None:

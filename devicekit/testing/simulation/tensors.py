@@ -17,10 +17,14 @@ __all__ = ["CPU", "CPU_KEYS", "cpu_storage", "device_storage", "is_on_device", "
 
 CPU = torch.device("cpu")
 CPU_KEYS = private.DispatchKeySet(private.DispatchKey.CPU)
+SPARSE_CPU_KEYS = private.DispatchKeySet(private.DispatchKey.SparseCPU)
 _device_of = private.tensor_device
 # Without the Python frame of `OpOverload.redispatch`: these run for every result of every kernel.
+_copy_sparse = private.redispatch(torch.ops.aten.copy_sparse_to_sparse_.default)
 _copy_template = private.redispatch(torch.ops.aten.alias.default)
 _set = private.redispatch(torch.ops.aten.set_.source_Storage_storage_offset)
+
+_QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 
 _templates: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
@@ -68,6 +72,8 @@ def _template(dtype: torch.dtype, index: int) -> torch.Tensor:
             f"Cannot convert a {name.upper()} Tensor to float64 dtype as the {name.upper()} framework "
             f"doesn't support float64. Please use float32 instead."
         )
+    if dtype in _QUANTIZED:
+        raise NotImplementedError("the simulated accelerator has no quantized tensors")
     template = private.create_empty_tensor([0], dtype)
     if index:
         # The only way to another index: through DLPack, with the index in the capsule overwritten.
@@ -168,6 +174,14 @@ def sparse_to_cpu(x: torch.Tensor) -> torch.Tensor:
         is_coalesced=x.is_coalesced(),
         check_invariants=False,
     )
+
+
+def sparse_reattach(x: torch.Tensor, cpu: torch.Tensor) -> None:
+    """Give a sparse device tensor copies of the parts of a CPU tensor.
+
+    The CPU's kernel does it: it copies the two dense parts and writes metadata.
+    """
+    _copy_sparse(SPARSE_CPU_KEYS, x, sparse_to_device(cpu, device_index(x)))
 
 
 def _only_coo(x: torch.Tensor) -> None:

@@ -1,0 +1,68 @@
+"""Tensors of the device that are not dense: sparse COO works, the rest says that it does not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from devicekit.testing.simulation import tensors
+from devicekit.testing.simulation.engine import run_unknown
+
+__all__ = ["register"]
+
+# What a sparse COO tensor is made of; C++ reads it with the CPU's kernels also from ours.
+_PARTS = (
+    "_sparse_coo_tensor_with_dims_and_tensors _sparse_coo_tensor_with_dims sparse_dim dense_dim _nnz "
+    "is_coalesced _coalesced_ _indices _values indices values empty.memory_format"
+).split()
+
+_UNSUPPORTED = {
+    "SparseCsrPrivateUse1": "compressed sparse (CSR, CSC, BSR, BSC)",
+    "NestedTensorPrivateUse1": "strided nested",
+    "QuantizedPrivateUse1": "quantized",
+}
+
+
+def register(library: Callable[[str], torch.library.Library]) -> None:
+    """Register the kernels; `library` makes one for a namespace."""
+    library("_").fallback(run_unknown, "SparsePrivateUse1")
+    aten = library("aten")
+
+    def on_cpu(op: Any) -> Any:
+        return lambda *args, **kwargs: op.redispatch(tensors.SPARSE_CPU_KEYS, *args, **kwargs)
+
+    for name in _PARTS:
+        base, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, base), overload or "default")
+        aten.impl(name, on_cpu(op), "SparsePrivateUse1")
+    aten.impl("_to_dense", _to_dense, "SparsePrivateUse1")
+    aten.impl("_copy_from", _copy_from, "SparsePrivateUse1")
+    for key, kind in _UNSUPPORTED.items():
+        library("_").fallback(_refuse(kind), key)
+
+
+def _to_dense(
+    x: torch.Tensor, dtype: torch.dtype | None = None, masked_grad: bool | None = None
+) -> torch.Tensor:
+    return tensors.to_device(tensors.sparse_to_cpu(x).to_dense(dtype), tensors.device_index(x))
+
+
+def _copy_from(
+    source: torch.Tensor, destination: torch.Tensor, non_blocking: bool = False
+) -> torch.Tensor:
+    low = tensors.to_cpu(source) if tensors.is_on_device(source) else source
+    if not tensors.is_on_device(destination):
+        return destination.copy_(low)
+    tensors.sparse_reattach(destination, low)
+    return destination
+
+
+def _refuse(kind: str) -> Callable[..., Any]:
+    def refuse(op: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            f"the simulated accelerator has no {kind} tensors, and {op.name()} was called with one; "
+            f"it has dense ones, sparse_coo and jagged nested ones. Test this code on the CPU or on "
+            f"a real accelerator"
+        )
+
+    return refuse
