@@ -40,6 +40,19 @@ class Frozen:
     x: Any
 
 
+@dataclass
+class Pair:
+    """A record whose two fields are one object."""
+
+    x: Any
+
+    def __post_init__(self) -> None:
+        self.y = self.x
+
+    def __getitem__(self, i: int) -> Any:
+        return (self.x, self.y)[i]
+
+
 def t(value: float = 1.0) -> Tensor:
     return torch.full((2,), value)
 
@@ -159,16 +172,31 @@ def test_deep(make: Callable[[Any], Any], depth: int) -> None:
     assert inner["x"].is_cpu
 
 
-@pytest.mark.parametrize("leaf", [t(), 1])
+@pytest.mark.parametrize(
+    "make", [lambda x: (x, x), lambda x: {0: x, 1: x}, Pair], ids=["sequence", "dict", "record"]
+)
+def test_one_tensor_twice_in_one_container(make: Callable[[Any], Any]) -> None:
+    data = make(t())
+    moved = to_device(data, "meta")
+    assert type(moved) is type(data)
+    assert moved[0] is moved[1]
+
+
+@pytest.mark.parametrize("leaf", [t(), 1], ids=["tensor", "int"])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_shared_parts_in_shared_parts_take_linear_time(leaf: Any, device: str) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda x: [x, x], lambda x: {0: x, 1: x}, Pair], ids=["sequence", "dict", "record"]
+)
+def test_shared_parts_in_shared_parts_take_linear_time(
+    make: Callable[[Any], Any], leaf: Any, device: str
+) -> None:
     data: Any = [leaf]
     for _ in range(200):
-        data = [data, {"k": data}]
+        data = make(data)
 
     moved = to_device(data, device)
 
-    assert moved[0] is moved[1]["k"]
+    assert moved[0] is moved[1]
     assert (moved is data) == (device == "cpu" or not torch.is_tensor(leaf))
 
 

@@ -40,6 +40,20 @@ def test_R019_ties_are_kept(target: torch.device) -> None:
     assert isinstance(module["a"].weight, nn.Parameter)
 
 
+@pytest.mark.parametrize("first", ["tensors", "module"])
+def test_a_tensor_beside_its_module_stays_the_modules(first: str, target: torch.device) -> None:
+    module = nn.BatchNorm1d(2)
+    tensors = [module.weight, {"b": module.running_mean}]
+    data = [tensors, module] if first == "tensors" else [module, tensors]
+
+    moved = to_device(data, target)
+
+    (weight, rest), _ = moved if first == "tensors" else moved[::-1]
+    assert weight is module.weight
+    assert rest["b"] is module.running_mean
+    assert weight.device == rest["b"].device == target
+
+
 def test_values_and_grads_move_too(simulated_accelerator: Simulation) -> None:
     module = nn.Linear(2, 1)
     module(torch.ones(1, 2)).sum().backward()

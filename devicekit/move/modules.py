@@ -42,6 +42,8 @@ def move_module(module: nn.Module, transfer: Transfer) -> nn.Module:
         for (first, first_name), *others in owners.values():
             for owner, name in others:
                 setattr(owner, name, getattr(first, first_name))
+    for owner, name, tensor in before:
+        transfer.settle(tensor, getattr(owner, name))
     return module
 
 

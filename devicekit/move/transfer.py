@@ -44,7 +44,10 @@ class Transfer:
         self.non_blocking = non_blocking
         self.strict = strict
         self.skipped = {skip} if isinstance(skip, str) else set(skip)
-        self.memo = {} if memo is None else memo
+        # What has become of the objects that are no containers, by `id`.
+        self.settled: dict[int, Any] = {k: v for k, v in (memo or {}).items() if isinstance(v, Tensor)}
+        self.keep_alive: list[object] = []  # so that no `id` is used twice
+        self.is_contested = False
         self.data: object = None
         self.sources: set[torch.device] = set()  # accelerators with copies to the host under way
         self.narrowed: tuple[str, torch.dtype] | None = None  # the first that the device lacks
@@ -53,15 +56,9 @@ class Transfer:
         """Move `data`, wait for what has to be waited for, and check what has to be checked."""
         self.data = data
         try:
-            moved = map_tensors(
-                data,
-                self.tensor,
-                other=self.other,
-                name=_ROOT,
-                note=self.note,
-                skip=self.is_skipped if self.skipped else None,
-                memo=self.memo,
-            )
+            moved = self.map(data)
+            if self.is_contested:  # tensors that came before the module that owns them
+                moved = self.map(data)
         finally:
             for source in self.sources:
                 torch.get_device_module(source).current_stream(source).synchronize()
@@ -76,8 +73,34 @@ class Transfer:
             self.check(moved)
         return moved
 
+    def map(self, data: T) -> T:
+        """Move `data`; what was moved before is not moved again."""
+        return map_tensors(
+            data,
+            self.tensor,
+            other=self.other,
+            name=_ROOT,
+            note=self.note,
+            skip=self.is_skipped if self.skipped else None,
+            memo=self.settled.copy(),
+        )
+
+    def settle(self, x: Tensor, moved: Tensor) -> None:
+        """Remember what a module made of a tensor that it owns: so must all who refer to it."""
+        self.is_contested |= self.settled.get(id(x), moved) is not moved
+        self.settled[id(x)] = moved
+        self.keep_alive.append(x)
+
     def tensor(self, x: Tensor) -> Tensor:
         """Move a tensor or parameter."""
+        if id(x) not in self.settled:
+            self.settled[id(x)] = self.moved(x)
+            self.keep_alive.append(x)
+        moved: Tensor = self.settled[id(x)]
+        return moved
+
+    def moved(self, x: Tensor) -> Tensor:
+        """The tensor on the device."""
         dtype = self.dtype if x.is_floating_point() else None
         if x.device == self.device and dtype in (None, x.dtype):
             return x
@@ -146,6 +169,13 @@ class Transfer:
 
     def other(self, x: object) -> object:
         """Move what the walker does not look into, or leave it as it is."""
+        if id(x) not in self.settled:
+            self.settled[id(x)] = self.moved_other(x)
+            self.keep_alive.append(x)
+        return self.settled[id(x)]
+
+    def moved_other(self, x: object) -> object:
+        """The object on the device."""
         if isinstance(x, nn.Module):
             return move_module(x, self)
         if isinstance(x, torch.optim.Optimizer):
