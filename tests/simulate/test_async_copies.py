@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from devicekit.testing import Simulation, simulate
@@ -536,3 +538,78 @@ def test_prefetcher_of_one_batch() -> None:
     assert prefetched(batches, wait=True, keep=True) == [0, 2, 4, 6]
     assert all(map(math.isnan, prefetched(batches, wait=False, keep=True)))
     assert prefetched(batches, wait=True, keep=False) != [0, 2, 4, 6]
+
+
+# ------------------------------------------------------------------ any program
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["out", "back", "kernel", "fill", "read"]),
+        st.integers(0, 2),  # the stream
+        st.integers(0, 1),  # the host buffer
+        st.integers(0, 1),  # the device tensor
+    ),
+    max_size=14,
+)
+
+
+def run_program(program: list[tuple[str, int, int, int]], wait: bool) -> list[list[float]]:
+    """Run copies and kernels on three streams; with `wait` each is ordered behind the last one."""
+    streams = [torch.sim.default_stream(), torch.sim.Stream(), torch.sim.Stream()]
+    buffers = [torch.full((2,), float(i)).pin_memory() for i in range(2)]
+    tensors = [torch.full((2,), 10.0 + i, device=DEVICE) for i in range(2)]
+    torch.sim.synchronize()
+    seen = []
+    for what, s, b, t in program:
+        with torch.sim.stream(streams[s]):
+            if what == "out":
+                tensors[t].copy_(buffers[b], non_blocking=True)
+            elif what == "back":
+                buffers[b].copy_(tensors[t], non_blocking=True)
+            elif what == "kernel":
+                tensors[t].mul_(2).add_(tensors[1 - t])
+        if wait:
+            for stream in streams:
+                stream.wait_stream(streams[s])
+        if what in ("fill", "read"):
+            if wait:
+                streams[s].synchronize()
+            if what == "fill":
+                buffers[b].add_(1)
+            seen.append(buffers[b].tolist())
+    torch.sim.synchronize()
+    return [*seen, *(x.tolist() for x in (*buffers, *tensors))]
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(steps)
+def test_program_that_waits_computes_what_it_computes_without_the_option(
+    program: list[tuple[str, int, int, int]],
+) -> None:
+    late = run_program(program, wait=True)
+    with simulate():
+        assert run_program(program, wait=False) == late
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(steps)
+def test_program_that_does_not_wait_ends_all_the_same(
+    program: list[tuple[str, int, int, int]],
+) -> None:
+    before = torch.sim.memory_allocated()
+    try:
+        run_program(program, wait=False)
+    except RuntimeError as error:
+        assert "a pinned buffer" in str(error)  # noqa: PT017 - a race need not be there
+    torch.sim.synchronize()
+    gc.collect()
+    assert torch.sim.memory_allocated() == before
