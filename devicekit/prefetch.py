@@ -79,7 +79,7 @@ def prefetch_to_device(
             memory on the device. More than 1 only helps against an uneven loader.
 
     Returns:
-        An iterable: each `iter` starts the wrapped one anew; `len` is that of the wrapped one.
+        An iterable; each `iter` starts the wrapped one anew, and `len` is that of the wrapped one.
 
     Raises:
         ValueError: `depth` is less than 1.

@@ -20,6 +20,11 @@ autodoc_member_order = "bysource"
 nitpicky = True
 # Types of torch and of the standard library: their inventories would be fetched from the network.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|typing|collections|types|contextlib|abc|argparse)(\..*)?"),
+    (
+        r"py:.*",
+        r"(torch|typing|collections|types|contextlib|abc|argparse|multiprocessing|hypothesis)\b.*",
+    ),
+    (r"py:class", r"devicekit\..*\.(T|T_co|C|P|R|_.+)"),  # type variables, private names
+    (r"py:class", r"(tuple|list|dict|Mapping|Literal)\[.*"),  # halves of annotations cut at a comma
     (r"py:(class|obj)", r"[A-Z][A-Za-z]*|optional|_[A-Za-z]+"),
 ]

@@ -96,7 +96,7 @@ class Device(str):
 
     @property
     def reason(self) -> str | None:
-        """Why it is not (another) accelerator: a code of `devicekit.probe.REASONS`.
+        """The code, one of `devicekit.probe.REASONS`, of why it is not another accelerator.
 
         None if it is what was asked for, or, for "auto", if it is an accelerator.
         """

@@ -52,7 +52,7 @@ def audit(
         device: The device that all should be on; by default the one that most of it is on.
 
     Returns:
-        The report: printable, iterable, false when nothing was found.
+        A report that can be printed and iterated, and is false when nothing was found.
 
     Example:
         >>> import torch
