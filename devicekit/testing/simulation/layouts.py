@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from devicekit.testing.simulation import tensors
+from devicekit.testing.simulation import state, tensors
 from devicekit.testing.simulation.engine import run_unknown
 
 __all__ = ["register"]
@@ -29,7 +29,15 @@ def register(library: Callable[[str], torch.library.Library]) -> None:
     aten = library("aten")
 
     def on_cpu(op: Any) -> Any:
-        return lambda *args, **kwargs: op.redispatch(tensors.SPARSE_CPU_KEYS, *args, **kwargs)
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("device") is not None and state.resolve(kwargs["device"]):
+                # C++ takes the index from the guard, which from Python knows only 0.
+                raise NotImplementedError(
+                    "the simulated accelerator has no sparse tensors on other devices than 0"
+                )
+            return op.redispatch(tensors.SPARSE_CPU_KEYS, *args, **kwargs)
+
+        return kernel
 
     for name in _PARTS:
         base, _, overload = name.partition(".")
