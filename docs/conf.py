@@ -28,3 +28,14 @@ nitpick_ignore_regex = [
     (r"py:class", r"(tuple|list|dict|Mapping|Literal)\[.*"),  # halves of annotations cut at a comma
     (r"py:(class|obj)", r"[A-Z][A-Za-z]*|optional|_[A-Za-z]+"),
 ]
+
+
+def _set_language(app, page, template, context, doctree):
+    """Marks the translated pages, so that browsers choose the right glyphs."""
+    folder = page.partition("/")[0]
+    context["language"] = {"ja": "ja", "zh": "zh-Hans"}.get(folder, "en")
+
+
+def setup(app):
+    """Registers what this file adds to Sphinx."""
+    app.connect("html-page-context", _set_language)
