@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import _lru_cache_wrapper, cache
 from mmap import ACCESS_READ, mmap
 from types import FunctionType, ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data._utils import collate
 
 __all__ = [
+    "KEPT_ITERATOR",
     "collate_for_packing",
     "cuda_arch_list",
     "cuda_is_simulated",
@@ -29,7 +30,7 @@ __all__ = [
     "loader_is_healthy",
     "ordinals_of_uuids",
     "private_backend",
-    "restarted_loader",
+    "restarted",
     "shared_memory",
     "started_loader",
     "stop_loader",
@@ -242,18 +243,22 @@ def started_loader(
         view.multiprocessing_context = changes[_CONTEXT]  # a property
     iterator = torch.utils.data.DataLoader._get_iterator(view)
     if view.persistent_workers:
-        loader._iterator = iterator
+        setattr(loader, KEPT_ITERATOR, iterator)
     return iterator
 
 
 _CONTEXT = "multiprocessing_context"
 
+KEPT_ITERATOR = "_iterator"
+"""The attribute of torch's loader for the iterator whose workers it keeps; others clear it."""
 
-def restarted_loader(loader: torch.utils.data.DataLoader[Any]) -> Iterator[Any]:
-    """The iterator of a loader that keeps its workers, at the beginning of another epoch."""
-    iterator: Any = loader._iterator
+
+def restarted(loader: torch.utils.data.DataLoader[Any], iterator: Any) -> bool:
+    """Begin another epoch with the workers of `iterator`, if `loader` still keeps them."""
+    if getattr(loader, KEPT_ITERATOR) is not iterator:
+        return False
     iterator._reset(loader)
-    return cast("Iterator[Any]", iterator)
+    return True
 
 
 def stop_loader(iterator: object) -> None:

@@ -4,9 +4,12 @@ import copy
 import inspect
 import itertools
 import pickle
+import re
 import warnings
+from collections import namedtuple
 from dataclasses import dataclass
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -20,7 +23,8 @@ from torch.utils.data import (
 )
 
 import devicekit.loader
-from devicekit import DataLoader, Device, pack
+from devicekit import DataLoader, Device, compat, pack
+from devicekit.packing import LARGE
 
 TorchLoader = torch.utils.data.DataLoader
 
@@ -463,3 +467,55 @@ def test_there_is_nothing_to_choose_without_a_process_group():
     loader.set_epoch(3)
 
     assert len(loader) == 10
+
+
+# What `devicekit.compat` names of torch's loader.
+
+
+def test_compat_starts_restarts_and_stops_torchs_iterator():
+    loader = TorchLoader(range(4), batch_size=2, num_workers=1, persistent_workers=True)
+    batches = compat.started_loader(loader, {"collate_fn": sum, "multiprocessing_context": None})
+
+    assert loader.collate_fn is torch.utils.data.default_collate  # as it was
+    assert loader._iterator is batches
+    assert list(batches) == [1, 5]
+    assert compat.restarted(loader, batches)
+    assert list(batches) == [1, 5]
+    assert not compat.restarted(loader, iter(()))
+    assert compat.loader_is_healthy(batches)
+    compat.stop_loader(batches)
+    assert not compat.loader_is_healthy(batches)
+
+
+def test_compat_has_nothing_to_stop_in_the_main_process():
+    batches = iter(TorchLoader(range(4)))
+
+    assert compat.loader_is_healthy(batches)
+    compat.stop_loader(batches)
+    assert len(list(batches)) == 4
+
+
+Point = namedtuple("Point", "x y")
+
+SAMPLES = [
+    torch.ones(2),
+    torch.ones(200, 200),
+    torch.ones(2).to_sparse(),
+    torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged),
+    {"a": torch.tensor(1), "b": [1.5, "text"], "c": Point(torch.zeros(1), 2)},
+    (numpy.ones(3), numpy.float32(2), 3),
+    torch.nn.Parameter(torch.ones(2)),
+]
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: type(sample).__name__)
+def test_compat_collates_as_torch_does(sample):
+    try:
+        theirs = torch.utils.data.default_collate([sample, sample])
+    except RuntimeError as error:
+        with pytest.raises(RuntimeError, match=re.escape(str(error))):
+            compat.collate_for_packing([sample, sample], LARGE)
+        return
+    ours = compat.collate_for_packing([sample, sample], LARGE)
+    assert equal(ours, theirs)
+    assert type(ours) is type(theirs)

@@ -162,6 +162,13 @@ def test_a_part_is_what_distributed_sampler_gives(rank_1_of_2):
     assert len(loader) == 3
 
 
+def test_a_part_without_a_whole_batch_is_empty(rank_1_of_2):
+    loader = DataLoader(Numbers(), 8, drop_last=True, device="cpu")
+
+    assert len(loader) == 0
+    assert list(loader) == []
+
+
 def test_the_sampler_that_others_look_at_is_the_whole(rank_1_of_2):
     # accelerate and Lightning divide what `sampler` gives: they must not divide a part again.
     loader = DataLoader(Numbers(), 2, shuffle=True, device="cpu")

@@ -627,7 +627,8 @@ def test_a_batch_that_cannot_be_sent_is_an_error_not_a_wait(method):
         list(loader)
 
 
-# The thread prints its own error.
+# The thread prints its own error. torch looks after it every five seconds.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_r035_a_dead_pinning_thread_is_explained(simulated_accelerator, monkeypatch):
     def dies(index):
@@ -805,6 +806,7 @@ def test_a_thousand_times_created_begun_and_left_leaves_nothing():
     assert (descriptors(), left_over()) == before
 
 
+@pytest.mark.slow
 def test_a_thousand_times_in_the_main_process_on_the_device(simulated_accelerator):
     before = left_over(), simulated_accelerator_memory()
     for round in range(1000):

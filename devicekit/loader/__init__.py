@@ -147,8 +147,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy, in this process or another, has no workers, iterators or streams of its own yet.
-        nothing = {"_iterator": None, "_running": None, "_latest": None, "_backend": None}
-        return {**vars(self), **nothing}
+        nothing = (compat.KEPT_ITERATOR, "_running", "_latest", "_backend")
+        return {**vars(self), **dict.fromkeys(nothing)}
 
     def __len__(self) -> int:
         part = self._part_of_indices()
@@ -192,21 +192,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return BatchSampler(self._part, self.batch_size, self.drop_last)
 
     def _held_on_accelerator(self) -> Found | None:
-        if self.num_workers == 0 or self._adapted or self._iterator is not None:
+        if self.num_workers == 0 or self._adapted or self._running is not None:
             return None
         held = held_on_accelerator(self.dataset)
         if held is None:
             return None
         if self.on_device_data == "error":
-            raise worker_device_error(self, held, Indices(self._index_sampler))
+            raise worker_device_error(self, held, self._indices())
         self._stay_in_main_process()
         return held
 
     def _start(self, rest: Iterable[Any] | None = None, look: bool = False) -> Running:
         """Begin an epoch: over all indices, or over the `rest` of one that cannot go on."""
-        if self._running is not None and rest is None:  # the workers are there
-            batches = compat.restarted_loader(self)
-            return self._running._replace(batches=batches)
+        kept = self._running
+        if kept is not None and compat.restarted(self, kept.batches):
+            return kept
         workers = self.num_workers > 0 and not self._adapted
         pack = self.pack
         if pack == "auto" and not workers and not self.device.is_accelerator:
@@ -224,11 +224,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             "pin_memory": self.pin_memory and workers,
             "pin_memory_device": "",
         }
-        indices = None
-        if not isinstance(self.dataset, IterableDataset):
-            name = "sampler" if self.batch_sampler is None else "batch_sampler"
-            indices = Indices(rest or self._part_of_indices() or getattr(self, name))
-            changes[name] = indices
+        indices = self._indices() if rest is None else Indices(rest)
+        if indices is not None:
+            changes["sampler" if self.batch_sampler is None else "batch_sampler"] = indices
         if workers:
             parts: dict[str, object] = {
                 "dataset": self.dataset,
@@ -245,13 +243,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._running = running
         return running
 
+    def _indices(self) -> Indices | None:
+        if isinstance(self.dataset, IterableDataset):
+            return None
+        part = self._part_of_indices()
+        if part is not None:
+            return Indices(part)
+        return Indices(self.sampler if self.batch_sampler is None else self.batch_sampler)
+
     def _stay_in_main_process(self) -> None:
         self._adapted = True
         self._forget_workers()
 
     def _forget_workers(self) -> None:
         self._running = None
-        self._iterator = None
+        setattr(self, compat.KEPT_ITERATOR, None)
 
     def _on_device(self, epoch: Iterable[Any]) -> Iterator[Any]:
         if not self.prefetch or not self.pin_memory:

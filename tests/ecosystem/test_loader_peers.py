@@ -83,9 +83,11 @@ WORKERS = [
 def test_lightning_trains_and_validates(lightning, settings):
     model = lightning.Model()
     loader = DataLoader(Numbers(), 3, shuffle=True, device="cpu", **settings)
-    lightning.trainer(max_epochs=2).fit(model, loader, DataLoader(Numbers(4), device="cpu"))
+    for _ in range(2):  # Lightning stops the workers after each
+        trainer = lightning.trainer(max_epochs=2)
+        trainer.fit(model, loader, DataLoader(Numbers(4), device="cpu"))
 
-    assert sorted(model.seen) == sorted([*range(10)] * 2)
+    assert sorted(model.seen) == sorted([*range(10)] * 4)
     assert multiprocessing.active_children() == []
 
 
