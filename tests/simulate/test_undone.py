@@ -1,6 +1,7 @@
 """Leaving a simulation leaves torch as it was found."""
 
 import ast
+import inspect
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 
 from devicekit.testing import simulate
-from devicekit.testing.simulation import state
+from devicekit.testing.simulation import private, state
 
 _FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType, property, types.ModuleType)
 
@@ -113,9 +114,40 @@ def test_what_is_replaced_under_cudas_name() -> None:
         "early_names.tensor",
         "state.shown",
     } <= replaced
+    names = {x.removeprefix("torch.cuda.") for x in replaced if x.startswith("torch.cuda._")}
+    assert names <= set(private.CUDA_STATE)
     # Torch's own Python code for CUDA runs as it is.
     assert "torch.cuda.is_available" not in replaced
     assert "torch.cuda.current_stream" not in replaced
+
+
+@pytest.mark.parametrize("name", private.CUDA_STATE)
+def test_state_of_torch_cuda_is_where_it_is_replaced(name: str) -> None:
+    if name == "_get_device_properties":  # comes with the initialisation of a real device
+        assert "_get_device_properties(device)" in inspect.getsource(
+            torch.cuda.get_device_properties
+        )
+        return
+    assert hasattr(torch.cuda, name)
+
+
+@pytest.mark.parametrize("name", private.AUTOCAST_FUNCTIONS)
+def test_functions_of_autocast_are_where_they_are_replaced(name: str) -> None:
+    assert callable(getattr(torch._C, name))
+
+
+def test_c_functions_are_those_that_torch_calls() -> None:
+    from devicekit.testing.simulation.as_cuda import collectives, low_level
+
+    folder = Path(torch.__file__).parent
+    sources = [*folder.glob("cuda/*.py"), folder / "_dynamo" / "device_interface.py"]
+    text = "".join(path.read_text() for path in sources)
+    unused = {name for name in low_level.NAMESPACE if f"_cuda_{name}" not in text}
+    assert unused == set()
+    comm = (folder / "nn" / "parallel" / "comm.py").read_text()
+    names = [name for name in vars(collectives) if name.startswith("_") and "cast" in name]
+    assert names
+    assert all(f"torch._C.{name}(" in comm for name in names)
 
 
 def test_put_back_after_an_error() -> None:

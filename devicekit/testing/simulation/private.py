@@ -77,6 +77,29 @@ tensor_is_cuda = _find("torch._C.TensorBase.is_cuda.__get__")
 get_accelerator = _find("torch._C._get_accelerator")
 DeviceContext = _find("torch.utils._device.DeviceContext")
 init_device_context = _find("torch.utils._device.DeviceContext.__init__")
+# What `torch.cuda` keeps in its module; `_get_device_properties` is there once CUDA is initialised.
+CUDA_STATE = (
+    "_initialized",
+    "_is_in_bad_fork",
+    "_queued_calls",
+    "_lazy_seed_tracker",
+    "_lazy_init",
+    "_cached_device_count",
+    "_device_count_nvml",
+    "_device_count_amdsmi",
+    "_cudart",
+    "_get_device_properties",
+    "_exchange_device",
+    "_maybe_exchange_device",
+)
+# Functions of `torch._C`, most of them in `torch` as well, whose first argument is a device type.
+AUTOCAST_FUNCTIONS = (
+    "is_autocast_enabled",
+    "set_autocast_enabled",
+    "get_autocast_dtype",
+    "set_autocast_dtype",
+    "_is_autocast_available",
+)
 
 # The namespace through which torch.nn calls recurrent layers, and whether a `torch.func` transform is
 # under way. Seen in 2.13, 2.14.

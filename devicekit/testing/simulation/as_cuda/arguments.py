@@ -29,14 +29,6 @@ _MORE = ["from_file", "full", "normal", "nested.as_nested_tensor"]
 
 _METHODS = ["new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros"]
 
-_AUTOCAST = [
-    "is_autocast_enabled",
-    "set_autocast_enabled",
-    "get_autocast_dtype",
-    "set_autocast_dtype",
-    "_is_autocast_available",
-]
-
 
 def install(patches: Patches) -> None:
     """Replace the functions, also where a module has imported one by name."""
@@ -160,7 +152,7 @@ def _init_context(self: Any, device: Any) -> None:
 
 
 def _install_autocast(patches: Patches) -> None:
-    for name in _AUTOCAST:
+    for name in private.AUTOCAST_FUNCTIONS:
         wrapper = _with_type(getattr(torch._C, name))
         patches.set(torch._C, name, wrapper)
         if hasattr(torch, name):

@@ -20,7 +20,7 @@ _CELLS = ["lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"]
 def install(patches: Patches) -> None:
     """Replace the functions that raise such errors."""
     for name in [*_RECURRENT, *_CELLS]:
-        patches.set(torch._VF, name, _renaming(getattr(torch._VF, name)))
+        patches.set(private.VF, name, _renaming(getattr(private.VF, name)))
     functional = torch.nn.functional
     patches.set(
         functional,
