@@ -31,6 +31,7 @@ import devicekit
 from devicekit import DataLoader, DeviceError, PinMemoryError, WorkerDeviceError
 from devicekit.loader import starting
 from devicekit.loader.faults import device_fault, explained
+from devicekit.testing import simulate
 
 TorchLoader = torch.utils.data.DataLoader
 METHODS = ["fork", pytest.param("forkserver", marks=pytest.mark.slow)]
@@ -224,6 +225,42 @@ def test_r046_or_they_are_an_error_at_their_place(start, simulated_accelerator):
     assert got == list(range(start))
     assert isinstance(error, WorkerDeviceError)
     assert f"`MovesFrom[{start}]['pair'][1]` is on sim:0" in str(error)
+
+
+class OnCuda(Numbers):
+    def __getitem__(self, index):
+        return {"n": torch.tensor(index).cuda()}
+
+
+@pytest.fixture
+def cuda():
+    with simulate("cuda"):
+        torch.zeros(1, device="cuda")
+        yield
+
+
+def test_r028_r045_what_torchs_loader_says_of_cuda_tensors(cuda):
+    with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA in forked subprocess"):
+        list(TorchLoader(OnCuda(), num_workers=1))
+    with pytest.raises(RuntimeError, match=r"cannot pin 'torch\.cuda\.LongTensor' only dense CPU"):
+        list(TorchLoader(OnCuda(), pin_memory=True))
+
+
+def test_r028_r045_ours_gives_the_batches(cuda, said):
+    for settings in ({"num_workers": 1}, {"pin_memory": True}):
+        loader = DataLoader(OnCuda(), 4, device="cuda", **settings)
+        assert numbers(loader) == list(range(12))
+    assert "`OnCuda[0]['n']` is on cuda:0" in str(said[0].message)
+    assert all("cuda:0" in str(each.message) for each in said)
+
+
+def test_r045_or_explains_cudas_own_error(cuda):
+    loader = DataLoader(
+        OnCuda(), num_workers=1, multiprocessing_context="fork", on_device_data="error"
+    )
+    with pytest.raises(WorkerDeviceError, match=r"`OnCuda\[0\]\['n'\]` is on cuda:0") as caught:
+        list(loader)
+    assert "Cannot re-initialize CUDA in forked subprocess" in str(caught.value.__cause__)
 
 
 TEXTS = [

@@ -49,9 +49,9 @@ def warn_of_adapting(loader: Startable, reason: Found | Exception, indices: Indi
     """Say why the workers are not used."""
     warnings.warn(
         f"{_description(loader, reason, indices)}: tensors on an accelerator can neither be used "
-        "in the worker processes of a DataLoader nor be sent from them, so it loads in the main "
-        f"process, without the {loader.num_workers} workers. Fix: keep the tensors of the dataset "
-        "on the CPU, the loader moves the batches to the device",
+        f"in the worker processes of a DataLoader (`num_workers` is {loader.num_workers}) nor be "
+        "sent from them, so it loads in the main process. Fix: keep the tensors of the dataset on "
+        "the CPU, the loader moves the batches to the device",
         stacklevel=_levels_to_the_caller(),
     )
 
