@@ -1,7 +1,8 @@
 """`simulate`: start an accelerator that this machine does not have."""
 
+from collections import defaultdict
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -97,6 +98,7 @@ class Simulation:
         self.name = config.name
         self._config = config
         self._generators: list[torch.Generator] = []
+        self._counts: defaultdict[int, Any] = defaultdict(_new_count)
         self._start()
         self.devices = tuple(torch.device(config.name, i) for i in range(config.count))
 
@@ -120,13 +122,22 @@ class Simulation:
         _running.append(self)
 
     def _install(self) -> None:
-        from devicekit.testing.simulation import as_cuda, late, processes, registration, rng, state
+        from devicekit.testing.simulation import (
+            as_cuda,
+            late,
+            memory,
+            processes,
+            registration,
+            rng,
+            state,
+        )
         from devicekit.testing.simulation.patching import Patches
 
         self._patches = patches = Patches()
         try:
             patches.set(state, "config", self._config)
             patches.set(rng, "_generators", self._generators)
+            patches.set(memory, "counts", self._counts)
             registration.install(patches)
             processes.install(patches)
             if self._config.async_copies:
@@ -185,6 +196,12 @@ class Simulation:
     def __repr__(self) -> str:
         state = "running" if self in _running else "stopped"
         return f"<Simulation of {len(self.devices)} {self.name} device(s), {state}>"
+
+
+def _new_count() -> object:
+    from devicekit.testing.simulation.memory import Count
+
+    return Count()
 
 
 _running: list[Simulation] = []

@@ -15,8 +15,19 @@ TOTAL = 16 << 30
 
 # Re-entrant: the collector may run `Block.__del__` while the same thread holds it.
 _lock = threading.RLock()
-_alive: defaultdict[int, int] = defaultdict(int)
-_peak: defaultdict[int, int] = defaultdict(int)
+
+
+class Count:
+    """The bytes of one device that are alive, and the most that were."""
+
+    __slots__ = ("alive", "peak")
+
+    def __init__(self) -> None:
+        self.alive = self.peak = 0
+
+
+counts: defaultdict[int, Count] = defaultdict(Count)
+"""The count of each device; every simulation brings its own, so none sees what another left."""
 
 
 class Block:
@@ -26,28 +37,28 @@ class Block:
 
     Attributes:
         base: A dense CPU tensor over the bytes, of which the kernels' arguments are views.
-        index: The device whose memory it counts as.
+        count: The count that it is part of.
         nbytes: How many bytes it counts.
     """
 
-    __slots__ = ("base", "index", "nbytes")
+    __slots__ = ("base", "count", "nbytes")
 
     def __init__(self, base: torch.Tensor, index: int, nbytes: int) -> None:
         self.base = base
-        self.index = index
+        self.count = count = counts[index]
         self.nbytes = 0  # what `__del__` gives back if `reserve` raises
         if state.config is not None and state.config.memory is not None:
             reserve(index, nbytes)
         with _lock:
-            alive = _alive[index] = _alive[index] + nbytes
-            if alive > _peak[index]:
-                _peak[index] = alive
+            count.alive += nbytes
+            if count.alive > count.peak:
+                count.peak = count.alive
         self.nbytes = nbytes
 
     # A finaliser through `weakref` costs 2 us for each tensor, this costs 0.2.
     def __del__(self) -> None:
         with _lock:
-            _alive[self.index] -= self.nbytes
+            self.count.alive -= self.nbytes
 
 
 def _after_fork() -> None:
@@ -64,16 +75,15 @@ def reserve(index: int, nbytes: int) -> None:
     Raises:
         torch.OutOfMemoryError: They do not, in CUDA's words.
     """
-    config = state.config
-    if config is None or config.memory is None or _alive[index] + nbytes <= config.memory:
+    config, alive = state.config, counts[index].alive
+    if config is None or config.memory is None or alive + nbytes <= config.memory:
         return
-    free = max(0, config.memory - _alive[index])
     name = state.shown(state.device(index)).type
     raise torch.OutOfMemoryError(
         f"{'CUDA' if name == 'cuda' else name} out of memory. Tried to allocate {_size(nbytes)}. "
-        f"GPU {index} has a total capacity of {_size(config.memory)} of which {_size(free)} is free. "
-        f"Of the allocated memory {_size(_alive[index])} is allocated by PyTorch, "
-        f"and 0 bytes is reserved by PyTorch but unallocated."
+        f"GPU {index} has a total capacity of {_size(config.memory)} of which "
+        f"{_size(config.memory - alive)} is free. Of the allocated memory {_size(alive)} is "
+        f"allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated."
     )
 
 
@@ -89,21 +99,21 @@ def _size(nbytes: int) -> str:
 
 def allocated(index: int) -> int:
     """Return the bytes of all living storages of a device."""
-    return _alive[index]
+    return counts[index].alive
 
 
 def peak(index: int) -> int:
     """Return the most bytes that were alive at once since the last `reset_peak`."""
-    return max(_peak[index], _alive[index])
+    return counts[index].peak
 
 
 def reset_peak(index: int) -> None:
     """Let the peak start again from the bytes that are alive now."""
-    _peak[index] = _alive[index]
+    counts[index].peak = counts[index].alive
 
 
 def free_and_total(index: int) -> tuple[int, int]:
     """Return the free and the total bytes of a device, like `torch.cuda.mem_get_info`."""
     limit = state.config.memory if state.config is not None else None
     total = TOTAL if limit is None else limit
-    return max(0, total - _alive[index]), total
+    return max(0, total - counts[index].alive), total

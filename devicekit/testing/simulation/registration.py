@@ -50,6 +50,10 @@ class _Hooks(private.BackendHooks or object):  # type: ignore[misc]
 _hooks, _guard = _Hooks(), autograd.Guard()
 
 
+_real: torch.device | None = None
+"""What `torch.accelerator.current_accelerator()` said before: what this torch was built for."""
+
+
 def register(name: str) -> None:
     """Register the backend under a name, once for the process.
 
@@ -67,6 +71,8 @@ def register(name: str) -> None:
             else f"cannot register the simulated accelerator as {name!r}: `torch.{name}` exists"
         )
     before = [torch.accelerator.current_accelerator(check) for check in (False, True)]
+    global _real
+    _real = torch.accelerator.current_accelerator()
     state.backend = name
     private.setup_backend(name, module.make(name), _hooks, _guard)
     sys.modules[f"torch.{name}"] = getattr(torch, name)
