@@ -20,51 +20,63 @@ def test_skip_and_xfail_on_one_device(pytester: pytest.Pytester) -> None:
     )
     result = pytester.runpytest_inprocess("--devicekit-devices=cpu,sim", "-rA")
     result.assert_outcomes(passed=3, skipped=1, xfailed=1, failed=1)
-    result.stdout.fnmatch_lines(["*sim: not here*"])
-    result.stdout.fnmatch_lines(["tests run on: cpu 3, sim 2 (1 skipped)"])
-
-
-@pytest.mark.parametrize(
-    ("marker", "outcome", "reason"),
-    [
-        ('"cuda"', "skipped", "needs cuda, runs on cpu"),
-        ('"gpu"', "skipped", "needs gpu, runs on cpu"),
-        ('"sim"', "passed", None),
-        ('"sim", count=2', "passed", None),
-        ('"sim", count=3', "skipped", "needs 3 devices of type sim, found 2"),
-        ('"sim", capability=(8, 0)', "skipped", "sim does not report"),
-    ],
-)
-def test_requirements(
-    pytester: pytest.Pytester, marker: str, outcome: str, reason: str | None
-) -> None:
-    pytester.makepyfile(
-        f"""
-        import pytest
-
-        @pytest.mark.devicekit_requires({marker})
-        def test_one(device): pass
-        """
+    result.stdout.fnmatch_lines(
+        ["tests run on: cpu 3, sim 2 (1 skipped)", "skipped on sim: 1: not here"]
     )
-    result = pytester.runpytest_inprocess("--devicekit-devices=cpu,sim", "-rs")
-    skipped = 2 if outcome == "skipped" else 1
-    result.assert_outcomes(passed=2 - skipped, skipped=skipped)
-    if reason:
-        result.stdout.fnmatch_lines([f"*SKIPPED*{reason}*"])
 
 
-def test_a_requirement_without_a_device_speaks_of_the_machine(pytester: pytest.Pytester) -> None:
+def test_requirements(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import pytest
 
-        @pytest.mark.devicekit_requires("cuda")
-        def test_one(): pass
+        requires = pytest.mark.devicekit_requires
+
+        @requires("cuda")
+        def test_cuda(device): pass
+
+        @requires("gpu")
+        def test_gpu(device): assert device == "sim:0"
+
+        @requires("sim", count=2)
+        def test_two(device): assert device == "sim:0"
+
+        @requires("sim", count=3)
+        def test_three(device): pass
+
+        @requires("sim", capability=(8, 0))
+        def test_new(device): pass
+
+        @requires("sim", memory="1 GiB")
+        def test_large(device): pass
+
+        @requires("sim", memory="1 TiB")
+        def test_too_large(device): pass
+
+        @requires("cuda")
+        def test_without_a_device(): pass
+
+        @requires("gpu")
+        def test_any_gpu_without_a_device(): pass
         """
     )
-    result = pytester.runpytest_inprocess("-rs")
-    result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["*needs cuda: *"])
+    result = pytester.runpytest_inprocess("--devicekit-devices=cpu,sim", "-rsp")
+    result.assert_outcomes(passed=4, skipped=12)
+    result.stdout.fnmatch_lines_random(
+        [
+            "*PASSED *::test_gpu?sim?",
+            "*PASSED *::test_two?sim?",
+            "*PASSED *::test_new?sim?",
+            "*PASSED *::test_large?sim?",
+            "skipped on cpu: 1: needs cuda, runs on cpu",
+            "skipped on cpu: 1: needs gpu, runs on cpu",
+            "skipped on sim: 1: needs cuda, runs on sim",
+            "skipped on sim: 1: needs 3 devices of type sim, found 2",
+            "skipped on sim: 1: needs 1024.0 GiB of memory, found 16.0 GiB",
+            "SKIPPED*: needs cuda: *CPU-only build*",
+            "SKIPPED*: needs gpu, runs on cpu",
+        ]
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,6 +96,7 @@ def test_a_requirement_without_a_device_speaks_of_the_machine(pytester: pytest.P
         ('devicekit_skip(reason="x")', "takes one device type as text, not ()"),
         ('devicekit_xfail("cpu", because="x")', "unknown argument `because`*"),
         ("devicekit_check(True)", "takes keywords only*"),
+        ("devicekit_check(momery=True)", "unknown argument `momery`*"),
     ],
 )
 def test_mistakes_are_usage_errors(pytester: pytest.Pytester, marker: str, message: str) -> None:
@@ -108,60 +121,3 @@ def test_a_marker_for_devices_needs_a_device(pytester: pytest.Pytester, marker: 
     result = pytester.runpytest_inprocess()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*the test takes neither `device` nor `devices`"])
-
-
-def test_only_accelerators(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("def test_plain(): pass\ndef test_one(device): pass")
-    result = pytester.runpytest_inprocess(
-        "--devicekit-devices=cpu,sim", "--devicekit-only-accelerator"
-    )
-    result.assert_outcomes(passed=1, deselected=2)
-    result.stdout.fnmatch_lines(["left out by --devicekit-only-accelerator: 2 tests"])
-
-
-def test_checks(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        import pytest, torch
-
-        kept = []
-
-        @pytest.mark.devicekit_check(memory=True)
-        def test_memory(device): kept.append(torch.ones(1000, device=device))
-
-        @pytest.mark.devicekit_check(leftovers=True)
-        def test_elsewhere(device): kept.append(torch.ones(2))
-
-        @pytest.mark.devicekit_check(memory=True, leftovers=True)
-        def test_clean(device): torch.ones(2, device=device) + 1
-
-        @pytest.mark.devicekit_check(sync=True)
-        def test_sync(device): torch.ones(2, device=device).sum()
-        """
-    )
-    result = pytester.runpytest_inprocess("--devicekit-devices=sim", "-rA")
-    result.assert_outcomes(passed=2, failed=2)
-    result.stdout.fnmatch_lines_random(
-        [
-            "4* bytes are still allocated on sim after the test",
-            "1 tensors were left on another device than sim:0: (2,) on cpu",
-            "not checked: sync: sim cannot tell when it synchronises",
-        ]
-    )
-
-
-def test_random_numbers_and_the_default_device_are_put_back(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        import torch
-
-        def test_disturbs(device):
-            torch.manual_seed(1)
-            torch.set_default_device(device)
-
-        def test_sees_nothing():
-            assert torch.get_default_device() == torch.device("cpu")
-            assert torch.initial_seed() != 1 or True
-        """
-    )
-    pytester.runpytest_inprocess("--devicekit-devices=cpu,sim").assert_outcomes(passed=3)

@@ -4,14 +4,13 @@ Loading it imports no torch: torch is imported when the first test that takes a 
 """
 
 import sys
-from collections import Counter
 from collections.abc import Generator
-from typing import TypedDict
+from pathlib import Path
 
 import pytest
 
 import devicekit
-from devicekit.testing.plugin import markers, running, selection
+from devicekit.testing.plugin import checks, markers, running, selection, summary, turns
 from devicekit.testing.plugin.fixtures import (
     _devicekit_spec,
     device,
@@ -34,18 +33,9 @@ __all__ = [
 ]
 
 _SPEC = "_devicekit_spec"
-_PROPERTY = "devicekit_device"
 _selection_key = pytest.StashKey[selection.Selection]()
 _only_accelerator_key = pytest.StashKey[int]()
-_facts_key = pytest.StashKey["Facts"]()
-
-
-class Facts(TypedDict):
-    """What the summary says, in a form that travels between processes."""
-
-    specs: list[str]
-    left_out: dict[str, str]
-    only_accelerator: int
+_facts_key = pytest.StashKey[summary.Facts]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--devicekit-devices",
         metavar="NAMES",
+        action="append",
         help="comma-separated devices for tests that take `device`: names such as cpu, cuda, sim; "
         "auto (default): the CPU and each accelerator, or the simulated one where there is none; "
         "all: the simulated one as well",
@@ -74,9 +65,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the markers and checks what the run requires."""
+    """Registers the markers and checks what the run selects and requires."""
     for line in markers.REGISTERED:
         config.addinivalue_line("markers", line)
+    if hasattr(config, "workerinput"):
+        return  # whoever started this worker has checked it
     selection.check(config)
     for value in config.getoption("--devicekit-require"):
         for requirement in value.split(","):
@@ -91,22 +84,28 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs each test that takes our `device` or `devices` once a device."""
-    if _SPEC in metafunc.fixturenames:
-        specs = _selection(metafunc.config).specs
-        metafunc.parametrize(_SPEC, specs, ids=specs, indirect=True, scope="session")
+    if _SPEC not in metafunc.fixturenames:
+        return
+    specs = _selection(metafunc.config).specs
+    if "devices" in metafunc.fixturenames:
+        # There is one CPU. Where nothing else was selected, the test is skipped and says so.
+        specs = [spec for spec in specs if spec != "cpu"] or specs
+    metafunc.parametrize(_SPEC, specs, ids=specs, indirect=True, scope="session")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Checks the markers, applies those of each device, and leaves out what was not asked for."""
+    selected = config.stash.get(_selection_key, None)
+    if selected is not None and selected.problem is not None:
+        raise pytest.UsageError(selected.problem)
     for item in items:
         spec = _spec_of(item)
         markers.validate(item, has_device=spec is not None)
         if spec is None:
             continue
-        type_ = spec.partition(":")[0]
-        item.user_properties.append((_PROPERTY, spec))
-        for mark in markers.on_device(item, type_):
+        item.user_properties.append((summary.PROPERTY, spec))
+        for mark in markers.on_device(item, spec.partition(":")[0]):
             reason = f"{spec}: {mark.kwargs.get('reason', 'expected to fail here')}"
             if mark.name == "devicekit_skip":
                 item.add_marker(pytest.mark.skip(reason=reason))
@@ -114,25 +113,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 options = {"strict": True, **mark.kwargs, "reason": reason}
                 item.add_marker(pytest.mark.xfail(**options))
     if config.getoption("--devicekit-only-accelerator"):
-        left_out = [item for item in items if (_spec_of(item) or "cpu") == "cpu"]
+        left_out = [item for item in items if not _needs_accelerator(item)]
         if left_out:
             config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if item not in set(left_out)]
+            items[:] = [item for item in items if _needs_accelerator(item)]
             config.stash[_only_accelerator_key] = len(left_out)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(request: pytest.FixtureRequest) -> Generator[None, object, object]:
+    """Lets a fixture that outlives its simulated test be torn down in a simulation as well."""
+    if request.scope == "function" or not running.is_simulated():
+        return (yield)
+    resumption = running.Resumption()
+    # Finalizers run in the opposite order: this one after all others of the fixture.
+    request.addfinalizer(resumption.end)
+    value = yield
+    request.addfinalizer(resumption.begin)
+    return value
+
+
+# No wrapper, and not first: a skip must come after the set-up of other plugins, as they undo it
+# in the teardown.
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Starts what a device test runs in: its simulation, and the state that is put back."""
     spec = _spec_of(item)
     if spec is not None:
         running.enter(item, spec)
     for mark in item.iter_markers("devicekit_requires"):
-        needed = markers.requirement(mark, item)
-        missing = running.missing(needed, spec)
+        missing = running.missing(markers.requirement(mark, item), spec)
         if missing is not None:
-            pytest.skip(missing)
-    return (yield)
+            raise pytest.skip.Exception(missing, _use_item_location=True)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -141,7 +152,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     spec = _spec_of(item)
     if spec is None:
         return (yield)
-    with running.checked(item, spec):
+    with checks.checked(item, spec):
         return (yield)
 
 
@@ -161,11 +172,9 @@ def pytest_runtest_makereport(
     """Adds a section that explains a device error to the report of a failed test."""
     report = yield
     if report.failed and call.excinfo is not None and "torch" in sys.modules:
-        from devicekit.diagnosis import explain
-
-        explanation = explain(call.excinfo.value)
+        explanation = _explanation(call.excinfo.value)
         if explanation is not None:
-            report.sections.append(("devicekit", str(explanation)))
+            report.sections.append(("devicekit", explanation))
     return report
 
 
@@ -182,10 +191,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: object) -> None:
     """Takes the selection from a worker that has ended."""
-    config = node.config  # type: ignore[attr-defined]
-    facts = getattr(node, "workeroutput", {}).get("devicekit")
-    if facts:
-        config.stash[_facts_key] = facts
+    facts: summary.Facts | None = getattr(node, "workeroutput", {}).get("devicekit")
+    if facts is None:
+        return
+    stash = node.config.stash  # type: ignore[attr-defined]
+    before = stash.get(_facts_key, facts)
+    # All workers collect the same tests; one that ended early may not have come that far.
+    facts["specs"] = facts["specs"] or before["specs"]
+    facts["left_out"] = facts["left_out"] or before["left_out"]
+    facts["files"] = [*before["files"], *facts["files"]]
+    stash[_facts_key] = facts
 
 
 def pytest_terminal_summary(
@@ -193,46 +208,52 @@ def pytest_terminal_summary(
 ) -> None:
     """Says on which devices how many tests ran, and what was not exercised and why."""
     facts = config.stash.get(_facts_key, None) or _facts(config)
-    ran: Counter[str] = Counter()
-    skipped: Counter[str] = Counter()
-    for outcome, reports in terminalreporter.stats.items():
-        for report in reports:
-            spec = dict(getattr(report, "user_properties", ())).get(_PROPERTY)
-            if spec is None or not isinstance(report, pytest.TestReport):
-                continue
-            if outcome == "skipped":
-                skipped[spec] += 1
-            elif report.when == "call":
-                ran[spec] += 1
+    for name in facts["files"]:
+        Path(name).unlink(missing_ok=True)
     if not facts["specs"] and not facts["only_accelerator"]:
         return
-    counts = [
-        f"{spec} {ran[spec]}" + (f" ({skipped[spec]} skipped)" if skipped[spec] else "")
-        for spec in facts["specs"]
-    ]
     terminalreporter.write_sep("-", "devicekit")
-    if counts:
-        terminalreporter.write_line(f"tests run on: {', '.join(counts)}")
-    for type_, reason in facts["left_out"].items():
-        terminalreporter.write_line(f"not exercised: {type_}: {reason}")
-    if facts["only_accelerator"]:
-        terminalreporter.write_line(
-            f"left out by --devicekit-only-accelerator: {facts['only_accelerator']} tests"
-        )
+    for line in summary.lines(facts, terminalreporter.stats):
+        terminalreporter.write_line(line)
 
 
-def _facts(config: pytest.Config) -> Facts:
+def _explanation(error: BaseException) -> str | None:
+    """Explains a failure, or what it was raised from: libraries put their own words around it."""
+    from devicekit.diagnosis import explain
+
+    link: BaseException | None = error
+    try:
+        while link is not None:
+            explanation = explain(link)
+            if explanation is not None:
+                return str(explanation)
+            link = link.__cause__
+    # The failure itself is reported in any case; an error here would end the whole run.
+    except Exception as own:
+        return f"no explanation: {type(own).__name__}: {own}"
+    return None
+
+
+def _facts(config: pytest.Config) -> summary.Facts:
     selected = config.stash.get(_selection_key, None)
     return {
         "specs": selected.specs if selected else [],
         "left_out": selected.left_out if selected else {},
         "only_accelerator": config.stash.get(_only_accelerator_key, 0),
+        "files": sorted(turns.files),
     }
 
 
 def _spec_of(item: pytest.Item) -> str | None:
     callspec = getattr(item, "callspec", None)
     return callspec.params.get(_SPEC) if callspec is not None else None
+
+
+def _needs_accelerator(item: pytest.Item) -> bool:
+    spec = _spec_of(item)
+    if spec is not None:
+        return spec not in ("cpu", "meta")
+    return any(mark.args[0] != "cpu" for mark in item.iter_markers("devicekit_requires"))
 
 
 def _selection(config: pytest.Config) -> selection.Selection:

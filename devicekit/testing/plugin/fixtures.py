@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from devicekit.testing.plugin.selection import SIMULATED, worker_index
+from devicekit.testing.plugin.running import devices_of
+from devicekit.testing.plugin.selection import SIMULATED
 
 if TYPE_CHECKING:
     from devicekit.device import Device
@@ -23,13 +24,13 @@ def _devicekit_spec(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def device(_devicekit_spec: str) -> "Device":
     """The device that this run of the test is for: a `Device`; the test runs once for each."""
-    return _on_this_worker(_devicekit_spec)[0]
+    return devices_of(_devicekit_spec)[0]
 
 
 @pytest.fixture(scope="session")
 def devices(_devicekit_spec: str) -> "list[Device]":
     """All devices of one type, at least two; a type with fewer is skipped."""
-    found = _on_this_worker(_devicekit_spec)
+    found = devices_of(_devicekit_spec)
     if len(found) < 2:
         pytest.skip(f"needs two devices of one type; {_devicekit_spec} has {len(found)}")
     return found
@@ -40,39 +41,64 @@ def simulated_accelerator() -> "Iterator[Simulation]":
     """The simulated accelerator "sim" with two devices, for this test."""
     from devicekit.testing.simulation import simulate
 
+    _skip_if_too_old()
     with simulate(SIMULATED, allow_real=True) as simulation:
         yield simulation
 
 
 @pytest.fixture
 def simulated_cuda() -> "Iterator[Simulation]":
-    """Two simulated devices under CUDA's name, for code with `.cuda()` and `device="cuda"`."""
+    """Two simulated devices under CUDA's name, for code with `.cuda()` and `device="cuda"`.
+
+    Skips where there is a real CUDA device, which the simulated ones would hide.
+    """
+    import torch
+
     from devicekit.testing.simulation import simulate
 
+    _skip_if_too_old()
+    if torch.cuda.is_available():
+        pytest.skip("there is a real CUDA device, which a simulated one would hide")
     with simulate("cuda") as simulation:
         yield simulation
 
 
+def _skip_if_too_old() -> None:
+    from devicekit.testing.simulation import private
+
+    try:
+        private.require()
+    except NotImplementedError as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture
 def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hides every real accelerator from this test, so that fallbacks can be tested anywhere."""
+    """Hides every real accelerator from this test, so that fallbacks can be tested anywhere.
+
+    devicekit and torch say that there is none; a tensor can still be put on one by its name.
+    """
     import torch
 
-    from devicekit.probe import MASKS
+    from devicekit.probe import MASKS, known_types
 
     # The masks are what devicekit reports as the reason; torch, which may have read them long ago,
     # is told no by hand.
     for mask in MASKS:
         monkeypatch.setenv(mask, "")
-    for module in (torch.cuda, torch.xpu):
-        monkeypatch.setattr(module, "is_available", lambda: False)
-        monkeypatch.setattr(module, "device_count", lambda: 0)
+    modules = [getattr(torch, type_, None) for type_ in known_types() if type_ != SIMULATED]
+    for module in (*modules, torch.accelerator):
+        for name, function in _NONE.items():
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, function)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
-    monkeypatch.setattr(
-        torch.accelerator, "current_accelerator", lambda check_available=False: None
-    )
+
+
+_NONE = {
+    "is_available": lambda: False,
+    "device_count": lambda: 0,
+    "current_accelerator": lambda check_available=False: None,
+}
 
 
 @pytest.fixture
@@ -82,17 +108,3 @@ def fake_nvml() -> "Iterator[FakeNvml]":
 
     with FakeNvml() as fake:
         yield fake
-
-
-def _on_this_worker(spec: str) -> "list[Device]":
-    """The devices of the type of `spec`, this worker's own first."""
-    from devicekit.device import Device
-    from devicekit.probe import probe
-
-    type_, _, index = spec.partition(":")
-    if type_ == "cpu":
-        return [Device("cpu")]
-    count = probe(type_).count
-    first = int(index) if index else worker_index(count)
-    order = [(first + offset) % count for offset in range(count)]
-    return [Device(f"{type_}:{ordinal}", fallback=None) for ordinal in order]

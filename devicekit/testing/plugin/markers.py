@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from devicekit.testing.plugin.selection import SIMULATED
+
 REGISTERED = (
     "devicekit_requires(type, count=1, capability=None, memory=None): skip unless there are "
     '`count` devices of `type` ("cuda", "gpu" for any accelerator, ...) with at least this compute '
@@ -22,9 +24,11 @@ _UNITS = {
     "KIB": 2**10,
     "MIB": 2**20,
     "GIB": 2**30,
+    "TIB": 2**40,
     "KB": 10**3,
     "MB": 10**6,
     "GB": 10**9,
+    "TB": 10**12,
 }
 
 
@@ -52,14 +56,15 @@ class Requirement:
             return None
         import torch
 
-        if type_ != "cuda":
-            return f"needs a capability or memory that {type_} does not report"
-        properties = torch.cuda.get_device_properties(index)
+        if type_ not in ("cuda", SIMULATED):
+            return f"needs a compute capability or memory, and {type_} does not say what it has"
+        properties = torch.get_device_module(type_).get_device_properties(index)
         capability = (properties.major, properties.minor)
         if self.capability is not None and capability < self.capability:
             return f"needs compute capability {self.capability}, found {capability}"
         if self.memory is not None and properties.total_memory < self.memory:
-            return f"needs {self.memory} bytes of memory, found {properties.total_memory}"
+            found_gib = properties.total_memory / 2**30
+            return f"needs {self.memory / 2**30:.1f} GiB of memory, found {found_gib:.1f} GiB"
         return None
 
     def matches(self, type_: str) -> bool:
@@ -130,7 +135,7 @@ def _type_of(mark: pytest.Mark, item: pytest.Item) -> str:
     type_ = mark.args[0]
     from devicekit.probe import known_types
 
-    known = {*known_types(), "gpu", "accelerator", "sim"}
+    known = {*known_types(), "gpu", "accelerator"}
     if type_ not in known:
         raise _usage(item, mark, f"{type_!r} is no device type; known: {', '.join(sorted(known))}")
     return type_

@@ -1,26 +1,33 @@
-"""What surrounds one test on one device: its simulation, the state put back, the checks."""
+"""What surrounds one test on one device: its simulation, its turn, and the state put back."""
 
 import contextlib
-import gc
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import pytest
 
+from devicekit.testing.plugin import turns
 from devicekit.testing.plugin.markers import Requirement
-from devicekit.testing.plugin.selection import SIMULATED
+from devicekit.testing.plugin.selection import SIMULATED, worker_index
+
+if TYPE_CHECKING:
+    from devicekit.device import Device
 
 _stack_key = pytest.StashKey[ExitStack]()
+_current: str | None = None  # the spec of the device test that runs now
 
 
 def enter(item: pytest.Item, spec: str) -> None:
     """Starts the simulation that `spec` needs, and remembers the state that `leave` puts back."""
     stack = item.stash.setdefault(_stack_key, ExitStack())
-    stack.enter_context(_torch_state())
-    if spec.partition(":")[0] == SIMULATED:
-        from devicekit.testing.simulation import simulate
-
-        stack.enter_context(simulate(SIMULATED, allow_real=True))
+    stack.enter_context(_is_current(spec))
+    type_ = spec.partition(":")[0]
+    if type_ == SIMULATED:
+        stack.enter_context(_simulation())
+    stack.enter_context(turns.turn(devices_of(spec)))
+    stack.enter_context(_current_device(devices_of(spec)[0]))
+    stack.enter_context(_torch_state(type_))
 
 
 def leave(item: pytest.Item) -> None:
@@ -31,119 +38,122 @@ def leave(item: pytest.Item) -> None:
         stack.close()
 
 
+class Resumption:
+    """The simulation once more, for the end of a fixture that outlives the test it was made in.
+
+    A fixture of a module that holds simulated tensors is torn down after the last test that uses
+    it, which may be in another test's setup or teardown.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def begin(self) -> None:
+        """Starts the simulation unless it runs."""
+        if not is_simulated():
+            self._stack.enter_context(_simulation())
+
+    def end(self) -> None:
+        """Ends what `begin` started."""
+        self._stack.close()
+
+
+def is_simulated() -> bool:
+    """Whether the test that runs now is for a simulated device."""
+    return _current is not None and _current.partition(":")[0] == SIMULATED
+
+
+def devices_of(spec: str) -> "list[Device]":
+    """All devices of the type of `spec`, the one it names or this worker's own first."""
+    from devicekit.device import Device
+    from devicekit.probe import probe
+
+    type_, _, index = spec.partition(":")
+    if type_ in ("cpu", "meta"):
+        return [Device(type_)]
+    count = probe(type_).count
+    first = int(index) if index else worker_index(count)
+    order = [(first + offset) % count for offset in range(count)]
+    return [Device(f"{type_}:{ordinal}", fallback=None) for ordinal in order]
+
+
 def missing(needed: Requirement, spec: str | None) -> str | None:
     """Says what a test's requirement lacks on its device, or on this machine if it takes none."""
-    if spec is None:
-        type_, index = needed.type, 0
-        if needed.type in ("gpu", "accelerator"):
-            from devicekit.device import Device
+    from devicekit.device import Device
 
-            type_ = Device("auto").type
-    else:
-        type_, _, number = spec.partition(":")
-        index = int(number or 0)
-    return needed.missing_on(type_, index)
+    if spec is not None:
+        device = devices_of(spec)[0]
+        return needed.missing_on(device.type, device.index or 0)
+    if needed.type in ("gpu", "accelerator"):
+        best = Device("auto")
+        return needed.missing_on(best.type, best.index or 0)
+    return needed.missing_on(needed.type, 0)
 
 
 @contextlib.contextmanager
-def checked(item: pytest.Item, spec: str) -> Iterator[None]:
-    """Makes the checks of the markers `devicekit_check` around the test's body."""
-    wanted = {
-        name
-        for mark in item.iter_markers("devicekit_check")
-        for name, on in mark.kwargs.items()
-        if on
-    }
-    with ExitStack() as stack:
-        for name in sorted(wanted):
-            stack.enter_context(_CHECKS[name](item, spec))
+def _is_current(spec: str) -> Generator[None]:
+    global _current
+    before, _current = _current, spec
+    try:
+        yield
+    finally:
+        _current = before
+
+
+@contextlib.contextmanager
+def _simulation() -> Generator[None]:
+    from devicekit.testing.simulation import simulate
+
+    with simulate(SIMULATED, allow_real=True):
         yield
 
 
 @contextlib.contextmanager
-def _torch_state() -> Generator[None]:
-    """Puts back the default device and the states of torch's random generators."""
+def _current_device(device: "Device") -> Generator[None]:
+    """Makes it the current device, so that "cuda" without an index means this worker's own."""
     import torch
 
+    guard = None
+    if device.is_accelerator:
+        guard = getattr(torch.get_device_module(device.type), "device", None)
+    if guard is None:  # the CPU; MPS, which has one device
+        yield
+        return
+    with guard(device.index):
+        yield
+
+
+@contextlib.contextmanager
+def _torch_state(type_: str) -> Generator[None]:
+    """Puts back the default device, torch's random generators, and what devicekit has said once."""
+    import torch
+
+    from devicekit.device import forget
+
+    forget()
     default = torch.get_default_device()
     state = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    generators = []
+    for module in _accelerators(type_):
+        suffix = "_all" if hasattr(module, "get_rng_state_all") else ""
+        states = getattr(module, f"get_rng_state{suffix}")()
+        generators.append((getattr(module, f"set_rng_state{suffix}"), states))
     try:
         yield
     finally:
         if torch.get_default_device() != default:
-            torch.set_default_device(default)
+            # "cpu" is what torch answers where nothing was set.
+            torch.set_default_device(None if default.type == "cpu" else default)
         torch.set_rng_state(state)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
+        for put_back, states in generators:
+            put_back(states)
+        forget()
 
 
-@contextlib.contextmanager
-def _no_memory_left(item: pytest.Item, spec: str) -> Generator[None]:
+def _accelerators(type_: str) -> "list[object]":
+    """The device modules whose generators a test for this type of device may have moved."""
     import torch
 
-    type_ = spec.partition(":")[0]
-    allocated: Callable[[], int] | None = None
-    if type_ != "cpu":
-        allocated = getattr(torch.get_device_module(type_), "memory_allocated", None)
-    if allocated is None:
-        _not_checked(item, "memory", f"{type_} has no allocator statistics")
-        yield
-        return
-    gc.collect()
-    before = allocated()
-    yield
-    gc.collect()
-    left = allocated() - before
-    if left > 0:
-        pytest.fail(f"{left} bytes are still allocated on {spec} after the test", pytrace=False)
-
-
-@contextlib.contextmanager
-def _no_hidden_synchronisation(item: pytest.Item, spec: str) -> Generator[None]:
-    import torch
-
-    if spec.partition(":")[0] != "cuda" or not torch.cuda.is_available():
-        _not_checked(item, "sync", f"{spec} cannot tell when it synchronises")
-        yield
-        return
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
-@contextlib.contextmanager
-def _nothing_left_elsewhere(item: pytest.Item, spec: str) -> Generator[None]:
-    from devicekit.device import Device
-
-    wanted = Device(spec).torch
-    gc.collect()
-    before = {id(tensor) for tensor in _tensors()}
-    yield
-    gc.collect()
-    left = [tensor for tensor in _tensors() if id(tensor) not in before and tensor.device != wanted]
-    if left:
-        found = ", ".join(sorted({f"{tuple(t.shape)} on {t.device}" for t in left}))
-        pytest.fail(
-            f"{len(left)} tensors were left on another device than {wanted}: {found}", pytrace=False
-        )
-
-
-def _tensors() -> list["torch.Tensor"]:  # type: ignore[name-defined]  # noqa: F821
-    import torch
-
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-
-
-def _not_checked(item: pytest.Item, check: str, reason: str) -> None:
-    item.add_report_section("call", "devicekit", f"not checked: {check}: {reason}")
-
-
-_CHECKS = {
-    "leftovers": _nothing_left_elsewhere,
-    "memory": _no_memory_left,
-    "sync": _no_hidden_synchronisation,
-}
+    names = {type_, *(n for n in ("cuda", "xpu") if getattr(torch, n).is_initialized())}
+    modules = [torch.get_device_module(name) for name in sorted(names - {"cpu", "meta"})]
+    return [module for module in modules if hasattr(module, "get_rng_state")]
