@@ -56,7 +56,8 @@ def simulate(
         ...     except RuntimeError as error:
         ...         print(str(error).splitlines()[0])
         tensor([2., 2.])
-        Expected all tensors to be on the same device, but found at least two devices, sim:0 and cpu!
+        Expected all tensors to be on the same device, but found at least two devices, sim:0 and
+        cpu!
     """
     private.require()
     if count < 1:

@@ -36,7 +36,9 @@ class _Slots(threading.local):
 
     def __init__(self) -> None:
         self.cells = (ctypes.c_void_p * 3)()
-        self.references = tuple(ctypes.byref(self.cells, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(3))
+        self.references = tuple(
+            ctypes.byref(self.cells, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(3)
+        )
 
 
 _slots = _Slots()
@@ -46,9 +48,9 @@ class Guard(private.DeviceGuard or object):  # type: ignore[misc]
     """The device guard of the simulated accelerator.
 
     An exception that leaves a hook (of a tensor, a node or a saved tensor) unwinds through the
-    guard's destructor while Python's error indicator is set. The destructor asks this object for its
-    type, and calling a Python function in that state aborts the process. Looking an attribute up
-    does not: so the property takes the exception away, and `run_backward` raises it again.
+    guard's destructor while Python's error indicator is set. The destructor asks this object for
+    its type, and calling a Python function in that state aborts the process. Looking an attribute
+    up does not: so the property takes the exception away, and `run_backward` raises it again.
     """
 
     @property

@@ -1,7 +1,7 @@
 """The kernel behind every operator: check the devices, run the CPU's kernel, wrap what it returns.
 
-It is registered as the fallback of the PrivateUse1 key, and also directly for each operator that has
-a kernel of its own on CUDA: then nothing is decomposed before the check that CUDA would not
+It is registered as the fallback of the PrivateUse1 key, and also directly for each operator that
+has a kernel of its own on CUDA: then nothing is decomposed before the check that CUDA would not
 decompose either, and the error names the same operator.
 """
 
@@ -211,7 +211,7 @@ def _run_with_generator(
 
 
 def run_random(run: Callable[..., Any], index: int, *args: Any, **kwargs: Any) -> Any:
-    """Run what draws from the CPU's default generator, with the state of the device's lent to it."""
+    """Run what draws from the CPU's default generator, lent the state of the device's."""
     cpu, mine = torch.default_generator, rng.default(index)
     before = cpu.get_state()
     cpu.set_state(mine.get_state())

@@ -1,4 +1,4 @@
-"""CPU versions of what only accelerators have: recurrent cells, convolution, `histc` of integers."""
+"""CPU versions of what only accelerators have: recurrent cells, `histc` of integers, ..."""
 
 from typing import Any
 
@@ -127,7 +127,8 @@ def _gru_cell_backward(
     )
 
 
-# CUDA counts integers too, and mixture-of-experts models rely on it; the result has the input's type.
+# CUDA counts integers too, and mixture-of-experts models rely on it; the result has the input's
+# type.
 def _histc(x: Tensor, *args: Any) -> Tensor:
     if x.is_floating_point():
         return _aten.histc.default(x, *args)  # type: ignore[no-any-return]

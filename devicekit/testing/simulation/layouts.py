@@ -11,10 +11,20 @@ from devicekit.testing.simulation.engine import run_unknown
 __all__ = ["register"]
 
 # What a sparse COO tensor is made of; C++ reads it with the CPU's kernels also from ours.
-_PARTS = (
-    "_sparse_coo_tensor_with_dims_and_tensors _sparse_coo_tensor_with_dims sparse_dim dense_dim _nnz "
-    "is_coalesced _coalesced_ _indices _values indices values empty.memory_format"
-).split()
+_PARTS = [
+    "_sparse_coo_tensor_with_dims_and_tensors",
+    "_sparse_coo_tensor_with_dims",
+    "sparse_dim",
+    "dense_dim",
+    "_nnz",
+    "is_coalesced",
+    "_coalesced_",
+    "_indices",
+    "_values",
+    "indices",
+    "values",
+    "empty.memory_format",
+]
 
 _UNSUPPORTED = {
     "SparseCsrPrivateUse1": "compressed sparse (CSR, CSC, BSR, BSC)",
@@ -23,7 +33,7 @@ _UNSUPPORTED = {
 }
 
 
-def register(library: Callable[[str], torch.library.Library]) -> None:
+def register(library: Callable[[str], Any]) -> None:
     """Register the kernels; `library` makes one for a namespace."""
     library("_").fallback(run_unknown, "SparsePrivateUse1")
     aten = library("aten")
@@ -68,9 +78,9 @@ def _copy_from(
 def _refuse(kind: str) -> Callable[..., Any]:
     def refuse(op: Any, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
-            f"the simulated accelerator has no {kind} tensors, and {op.name()} was called with one; "
-            f"it has dense ones, sparse_coo and jagged nested ones. Test this code on the CPU or on "
-            f"a real accelerator"
+            f"the simulated accelerator has no {kind} tensors, and {op.name()} was called with "
+            f"one; it has dense ones, sparse_coo and jagged nested ones. Test this code on the CPU "
+            f"or on a real accelerator"
         )
 
     return refuse

@@ -81,7 +81,7 @@ def _get_device_index(device: Any = None, optional: bool = False, allow_cpu: boo
 
 
 class Device:
-    """A context manager that makes a device the calling thread's current one; None changes nothing."""
+    """A context manager that makes a device the thread's current one; None changes nothing."""
 
     def __init__(self, device: Any) -> None:
         self.index = -1 if device is None else resolve(device)

@@ -4,7 +4,8 @@ torchgen generates CUDA's wrappers from `native_functions.yaml`, which the wheel
 (torchgen/packaged/ATen/native), so the rules here are those of the installed version:
 
 - `device_check: ExactSame`, the default: the wrapper demands one device of all tensor arguments.
-- `device_check: NoCheck   # TensorIterator`: the iterator checks, and lets one 0-dim CPU input pass.
+- `device_check: NoCheck   # TensorIterator`: the iterator checks, and lets one 0-dim CPU input
+pass.
 - `device_check: NoCheck` alone: the kernel checks by hand; those are in `rules`.
 """
 
@@ -36,7 +37,7 @@ def table() -> dict[str, Operator]:
 
 
 def _parse(text: str) -> dict[str, dict[str, str]]:
-    """Read the fields that matter; PyYAML is not a dependency of torch, and takes 2 s for this file."""
+    """Read the fields that matter, without PyYAML, which torch does not depend on."""
     entries: dict[str, dict[str, str]] = {}
     entry: dict[str, str] = {}
     in_dispatch = False

@@ -11,11 +11,26 @@ from devicekit.testing.simulation.patching import Patches
 
 __all__ = ["install", "is_pinned", "pin_memory"]
 
-# Those that take `pin_memory=`; the CPU's own would ask C++ for a pinned allocator, and there is none.
-_FACTORIES = (
-    "empty zeros ones full rand randn randint randperm arange linspace eye tensor "
-    "empty_like zeros_like ones_like empty_strided"
-).split()
+# Those that take `pin_memory=`; the CPU's own would ask C++ for a pinned allocator, and there is
+# none.
+_FACTORIES = [
+    "empty",
+    "zeros",
+    "ones",
+    "full",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "arange",
+    "linspace",
+    "eye",
+    "tensor",
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "empty_strided",
+]
 
 
 def install(patches: Patches) -> None:

@@ -1,7 +1,7 @@
 """All private names of torch that the simulation stands on, each with the versions it was seen in.
 
-Nothing else in `devicekit.testing` names private torch API. A name that the installed torch lacks is
-None here, and `require` turns that into one error before anything is touched.
+Nothing else in `devicekit.testing` names private torch API. A name that the installed torch lacks
+is None here, and `require` turns that into one error before anything is touched.
 """
 
 import functools
@@ -30,7 +30,8 @@ def _find(path: str) -> Any:
         return None
 
 
-# A device guard, hooks and an empty tensor for the PrivateUse1 key, from Python. Seen in 2.13, 2.14.
+# A device guard, hooks and an empty tensor for the PrivateUse1 key, from Python. Seen in 2.13,
+# 2.14.
 setup_backend = _find("torch.utils.backend_registration._setup_privateuseone_for_python_backend")
 create_empty_tensor = _find("torch._C._acc.create_empty_tensor")
 BackendHooks = _find("torch._C._acc.PrivateUse1Hooks")
@@ -101,8 +102,8 @@ AUTOCAST_FUNCTIONS = (
     "_is_autocast_available",
 )
 
-# The namespace through which torch.nn calls recurrent layers, and whether a `torch.func` transform is
-# under way. Seen in 2.13, 2.14.
+# The namespace through which torch.nn calls recurrent layers, and whether a `torch.func` transform
+# is under way. Seen in 2.13, 2.14.
 VF = _find("torch._VF")
 peek_functorch = _find("torch._C._functorch.peek_interpreter_stack")
 
@@ -141,7 +142,7 @@ def require() -> None:
     if not MISSING:
         return
     raise NotImplementedError(
-        f"the simulated accelerator needs torch >= {LOWEST}, and this is torch {torch.__version__}: "
-        f"it lacks {', '.join(MISSING)}. Install a newer torch "
+        f"the simulated accelerator needs torch >= {LOWEST}, and this is torch "
+        f"{torch.__version__}: it lacks {', '.join(MISSING)}. Install a newer torch "
         f"(tested with 2.13 and 2.14), or run these tests where there is a GPU"
     )

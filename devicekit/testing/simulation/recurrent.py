@@ -1,8 +1,8 @@
 """Whole recurrent layers in one call, as cuDNN does: step by step they would cost 20 times as much.
 
-`nn.LSTM`, `nn.GRU` and `nn.RNN` call four functions, which are replaced here. A call that cuDNN would
-not take goes to torch's own code: tensors on more than one device, so that it raises what CUDA raises;
-cuDNN switched off; autocast; `torch.func` transforms.
+`nn.LSTM`, `nn.GRU` and `nn.RNN` call four functions, which are replaced here. A call that cuDNN
+would not take goes to torch's own code: tensors on more than one device, so that it raises what
+CUDA raises; cuDNN switched off; autocast; `torch.func` transforms.
 """
 
 import functools
@@ -73,7 +73,7 @@ def _cudnn_would(flat: list[Tensor]) -> bool:
 
 
 class _Layer(torch.autograd.Function):
-    """Runs the CPU's layer on the bytes of the device tensors, and keeps the CPU's graph for backward.
+    """Runs the CPU's layer on the bytes of the device tensors, and keeps its graph for backward.
 
     Like cuDNN's it cannot be differentiated twice.
     """
@@ -120,7 +120,8 @@ class _Layer(torch.autograd.Function):
             lifted.append(None if grad is None else tensors.to_device(grad, index))
         if torch.is_grad_enabled():  # `create_graph=True`
             source = next(x for x in flat if x.requires_grad)
-            lifted = [None if g is None else _Once.apply(source, g) for g in lifted]  # type: ignore[no-untyped-call]
+            once: Any = _Once.apply
+            lifted = [None if g is None else once(source, g) for g in lifted]
         return None, None, *lifted
 
 
@@ -136,8 +137,8 @@ class _Once(torch.autograd.Function):
         # tools/autograd/derivatives.yaml, _cudnn_rnn_backward
         raise NotImplementedError(
             "the derivative for '_cudnn_rnn_backward' is not implemented. Double backwards is not "
-            "supported for CuDNN RNNs due to limitations in the CuDNN API. To run double backwards, "
-            "please disable the CuDNN backend temporarily while running the forward pass of your "
-            "RNN. For example: \nwith torch.backends.cudnn.flags(enabled=False):\n"
+            "supported for CuDNN RNNs due to limitations in the CuDNN API. To run double "
+            "backwards, please disable the CuDNN backend temporarily while running the forward pass "
+            "of your RNN. For example: \nwith torch.backends.cudnn.flags(enabled=False):\n"
             "    output = model(inputs)"
         )

@@ -1,6 +1,5 @@
 """The one registration of the backend with torch, and what is replaced while it is in use."""
 
-import functools
 import sys
 from typing import Any
 
@@ -65,8 +64,9 @@ def register(name: str) -> None:
     taken = private.backend_name()
     if state.backend or taken != "privateuseone" or hasattr(torch, name):
         raise RuntimeError(
-            f"cannot register the simulated accelerator as {name!r}: torch allows one such backend in "
-            f"a process, and {state.backend or taken!r} is registered. Use that name, or a new process"
+            f"cannot register the simulated accelerator as {name!r}: torch allows one such backend "
+            f"in a process, and {state.backend or taken!r} is registered. Use that name, or a new "
+            f"process"
             if state.backend or taken != "privateuseone"
             else f"cannot register the simulated accelerator as {name!r}: `torch.{name}` exists"
         )
@@ -108,8 +108,8 @@ def _answer_as_before(built: torch.device | None, available: torch.device | None
     accelerator.current_stream = current_stream
 
 
-def _library(namespace: str) -> torch.library.Library:
-    library = torch.library.Library(namespace, "IMPL")  # noqa: TOR901 - kept in `_libraries`
+def _library(namespace: str) -> Any:
+    library: Any = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
     _libraries.append(library)
     return library
 
@@ -160,7 +160,7 @@ def _register_autocast() -> None:
 
 
 def install(patches: Patches) -> None:
-    """Replace the parts of torch's Python that have no hook for a backend, until `patches.undo()`."""
+    """Replace the parts of torch's Python that have no hook for a backend."""
     storages.install(patches)
     pinning.install(patches)
     recurrent.install(patches)

@@ -1,6 +1,7 @@
 """One random generator per simulated device, so that the CPU's stream is left alone.
 
-The generators are CPU generators: the numbers are the CPU's for the same seed, which a GPU's are not.
+The generators are CPU generators: the numbers are the CPU's for the same seed, which a GPU's are
+not.
 """
 
 import ctypes
@@ -16,15 +17,23 @@ from devicekit.testing.simulation.patching import Patches
 
 __all__ = ["SimulatedGenerator", "default", "for_kernel", "install", "seed_all"]
 
-_FUNCTIONS = "rand randn randint randperm normal bernoulli multinomial".split()
-_METHODS = (
-    "normal_ uniform_ random_ bernoulli_ exponential_ geometric_ cauchy_ log_normal_ bernoulli "
-    "multinomial"
-).split()
+_FUNCTIONS = ["rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial"]
+_METHODS = [
+    "normal_",
+    "uniform_",
+    "random_",
+    "bernoulli_",
+    "exponential_",
+    "geometric_",
+    "cauchy_",
+    "log_normal_",
+    "bernoulli",
+    "multinomial",
+]
 
 
 def install(patches: Patches) -> None:
-    """Replace `torch.Generator`, and let the CPU's random functions refuse the device's generators."""
+    """Replace `torch.Generator`, and let the CPU's functions refuse the device's generators."""
     patches.set(torch, "Generator", SimulatedGenerator)
     for name in _FUNCTIONS:
         patches.set(torch, name, _checking(getattr(torch, name)))
@@ -34,7 +43,7 @@ def install(patches: Patches) -> None:
         patches.set(torch.Tensor, name, _checking(getattr(torch.Tensor, name)))
 
 
-_CpuGenerator = torch._C.Generator
+_CpuGenerator: Any = torch._C.Generator
 _generators: list[torch.Generator] = []
 _known: set[int] = set()
 
@@ -46,7 +55,7 @@ def _address(generator: torch.Generator) -> int | None:
 
 
 def default(index: int) -> torch.Generator:
-    """Return the default generator of a device, seeded like torch's own when it is first asked for."""
+    """Return the default generator of a device, seeded like torch's own on first use."""
     while len(_generators) <= index:
         made = _CpuGenerator()
         made.manual_seed(torch.initial_seed())
@@ -82,7 +91,7 @@ class _AnyGenerator(type(_CpuGenerator)):  # type: ignore[misc]
         return isinstance(instance, _CpuGenerator)
 
 
-class SimulatedGenerator(_CpuGenerator, metaclass=_AnyGenerator):
+class SimulatedGenerator(_CpuGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
     """What `torch.Generator` is while a simulation is active: it also takes a simulated device."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
@@ -105,7 +114,7 @@ class SimulatedGenerator(_CpuGenerator, metaclass=_AnyGenerator):
         pass
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:
         """The device as the user sees it."""
         return state.shown(state.device(self._index))
 

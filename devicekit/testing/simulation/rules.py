@@ -23,8 +23,27 @@ Item = tuple[str, Any]
 # Iterator configs without `allow_cpu_scalars` although the table says TensorIterator: reductions,
 # scans, and unary kernels with extra tensors (aten/src/ATen/native/ReduceOps.cpp, Loss.cpp).
 _NO_CPU_SCALAR = frozenset(
-    "binary_cross_entropy binary_cross_entropy_backward log_sigmoid_forward norm sum mean prod any all "
-    "cumsum cumprod max min aminmax var std renorm polygamma threshold".split()
+    [
+        "binary_cross_entropy",
+        "binary_cross_entropy_backward",
+        "log_sigmoid_forward",
+        "norm",
+        "sum",
+        "mean",
+        "prod",
+        "any",
+        "all",
+        "cumsum",
+        "cumprod",
+        "max",
+        "min",
+        "aminmax",
+        "var",
+        "std",
+        "renorm",
+        "polygamma",
+        "threshold",
+    ]
 )
 
 
@@ -79,7 +98,9 @@ def _rule(op: Any) -> _Rule:
     base, _, overload = name.partition(".")
     entry = table().get(name) or table().get(base) or Operator("exact", False, False)
     # The names that torchgen gives to the wrappers of structured and of other operators.
-    method = (f"{base}_{overload}" if overload else base) if entry.structured else f"{overload}_{base}"
+    method = (
+        (f"{base}_{overload}" if overload else base) if entry.structured else f"{overload}_{base}"
+    )
     arguments = op._schema.arguments
     written = (a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write)
     return _Rule(
@@ -127,8 +148,8 @@ def _fail_exact(call: _Call, name: str, found: torch.device, common: torch.devic
     # c10/core/impl: `common_device_check_failure` in aten/src/ATen/core/adaption.cpp
     fail(
         call,
-        f"Expected all tensors to be on the same device, but got {name} is on {found}, different from "
-        f"other tensors on {common} (when checking argument in method {call.rule.method})",
+        f"Expected all tensors to be on the same device, but got {name} is on {found}, different "
+        f"from other tensors on {common} (when checking argument in method {call.rule.method})",
     )
 
 
@@ -145,7 +166,7 @@ def _fail_iterator(call: _Call, first: torch.device, second: torch.device) -> No
 
 
 def _exact(call: _Call) -> None:
-    """All tensors on one device, 0-dim ones too; `out=` first, then in the order of the arguments."""
+    """All tensors on one device, 0-dim ones too; `out=` first, then in argument order."""
     written = call.rule.written
     outs = [(n, x) for n, x in call.tensors if n in written and n != "self"]
     rest = [(n, x) for n, x in call.tensors if n not in written or n == "self"]
@@ -186,13 +207,14 @@ def _anything(call: _Call) -> None:
 
 
 def _index(call: _Call) -> None:
-    """aten/src/ATen/native/TensorAdvancedIndexing.cpp and IndexingUtils.h: indices may be on the CPU."""
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp: indices may be on the CPU."""
     home = device(call.get("self"))
     for index in call.get("indices") or ():
         if index is not None and device(index).type != "cpu" and device(index) != home:
             fail(
                 call,
-                f"indices should be either on cpu or on the same device as the indexed tensor ({home})",
+                f"indices should be either on cpu or on the same device as the indexed tensor "
+                f"({home})",
             )
     values = call.get("values")
     if values is not None and device(values) != home and values.dim() != 0:
@@ -216,7 +238,8 @@ def _masked_fill(call: _Call) -> None:
     if home != mask:
         fail(
             call,
-            f"expected self and mask to be on the same device, but got mask on {mask} and self on {home}",
+            f"expected self and mask to be on the same device, but got mask on {mask} and self on "
+            f"{home}",
         )
     value = call.get("value")
     if isinstance(value, torch.Tensor) and home.type == "cpu" != device(value).type:
@@ -235,8 +258,8 @@ def _set(call: _Call) -> None:
     (_, one), (_, other) = list(call.tensors)[:2]
     fail(
         call,
-        f'Attempted to set the storage of a tensor on device "{device(one)}" to a storage on different '
-        f'device "{device(other)}".  This is no longer allowed; the devices must match.',
+        f'Attempted to set the storage of a tensor on device "{device(one)}" to a storage on '
+        f'different device "{device(other)}".  This is no longer allowed; the devices must match.',
     )
 
 
@@ -257,13 +280,13 @@ def _rows(call: _Call) -> Iterator[_Call]:
 
 
 def _foreach(call: _Call) -> None:
-    """aten/src/ATen/native/ForeachUtils.h: off the fast path, one element-wise call for each row."""
+    """aten/src/ATen/native/ForeachUtils.h: off the fast path, one call for each row."""
     for row in _rows(call):
         _iterator(row)
 
 
 def _fused_optimizer(call: _Call) -> None:
-    """aten/src/ATen/native/cuda/FusedAdamKernel.cu: lr, grad_scale and found_inf may be elsewhere."""
+    """aten/src/ATen/native/cuda/FusedAdamKernel.cu: lr and scales may be elsewhere."""
     lists = [(n, v) for n, v in call.items if not isinstance(v, torch.Tensor)]
     for row in _rows(_Call(call.op, lists, call.rule)):
         _exact(row)
@@ -271,18 +294,41 @@ def _fused_optimizer(call: _Call) -> None:
 
 _BY_HAND: dict[str, Callable[[_Call], None]] = {
     **dict.fromkeys(
-        "index index_put _index_put_impl _unsafe_index _unsafe_index_put".split(), _index
+        ["index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"], _index
     ),
     **dict.fromkeys(
-        "copy _copy_from _copy_from_and_resize _to_copy fill _foreach_copy bernoulli is_set_to "
-        "lift_fresh _pack_padded_sequence _nested_view_from_jagged".split(),
+        [
+            "copy",
+            "_copy_from",
+            "_copy_from_and_resize",
+            "_to_copy",
+            "fill",
+            "_foreach_copy",
+            "bernoulli",
+            "is_set_to",
+            "lift_fresh",
+            "_pack_padded_sequence",
+            "_nested_view_from_jagged",
+        ],
         _anything,
     ),
     **dict.fromkeys(
         [
             f"_foreach_{name}"
-            for name in "add sub mul div addcmul addcdiv lerp maximum minimum clamp_max clamp_min "
-            "pow".split()
+            for name in [
+                "add",
+                "sub",
+                "mul",
+                "div",
+                "addcmul",
+                "addcdiv",
+                "lerp",
+                "maximum",
+                "minimum",
+                "clamp_max",
+                "clamp_min",
+                "pow",
+            ]
         ],
         _foreach,
     ),

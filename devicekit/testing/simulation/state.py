@@ -36,7 +36,7 @@ config: Config | None = None
 """The innermost active simulation, None outside any."""
 
 forked: Config | None = None
-"""What was active where this process was forked after using the device; there is no `config` then."""
+"""What was active where this process was forked after using the device, instead of `config`."""
 
 
 # ------------------------------------------------------------------ extension points

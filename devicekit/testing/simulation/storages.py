@@ -1,4 +1,4 @@
-"""Storages and `.data` across devices, saving and loading: where torch has no hook for a backend."""
+"""Storages, `.data` and saving: where torch has no hook for a backend."""
 
 import functools
 from typing import Any
@@ -10,7 +10,7 @@ from devicekit.testing.simulation.patching import Patches
 
 __all__ = ["install", "location", "restore"]
 
-_Storage = torch.UntypedStorage
+_Storage: Any = torch.UntypedStorage
 _plain_clone, _plain_cpu, _plain_to, _plain_share = (
     _Storage.clone,
     _Storage.cpu,
@@ -59,15 +59,15 @@ def new(cls: type[torch.UntypedStorage], *args: Any, device: Any = None, **kwarg
 
 
 def _new_like(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Make a tensor on the device of this one: `Tensor.new`, which collates in a loader's worker."""
+    """Make a tensor on the device of this one: `Tensor.new`, which collates in workers."""
     if not tensors.is_on_device(self):
-        return _plain_new_like(self, *args, **kwargs)
+        return _plain_new_like(self, *args, **kwargs)  # type: ignore[no-any-return]
     if len(args) == 1 and type(args[0]) in (list, tuple):
         return self.new_tensor(args[0])
     before = state.current.index
     state.current.index = tensors.device_index(self)  # C++ asks the guard, which knows only one
     try:
-        return _plain_new_like(self, *args, **kwargs)
+        return _plain_new_like(self, *args, **kwargs)  # type: ignore[no-any-return]
     finally:
         state.current.index = before
 
@@ -78,12 +78,12 @@ def _new_tensor(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return _plain_new_tensor(self, *args, **kwargs)
 
 
-def _on_device(storage: torch.UntypedStorage) -> bool:
+def _on_device(storage: Any) -> bool:
     return bool(private.storage_device(storage).type == state.backend)
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Return the CPU storage to read, after the copies into it that the reader is ordered behind."""
+def _bytes_of(storage: Any) -> Any:
+    """Return the CPU storage to read, after the copies into it that come before the reader."""
     if not _on_device(storage):
         return storage
     if state.host_read is not None:
@@ -91,20 +91,18 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return tensors.cpu_storage(storage)
 
 
-def _clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
+def _clone(self: Any) -> Any:
     if not _on_device(self):
         return _plain_clone(self)
     copied = _bytes_of(self).clone()
     return tensors.device_storage(copied, private.storage_device(self).index)
 
 
-def _cpu(self: torch.UntypedStorage) -> torch.UntypedStorage:
+def _cpu(self: Any) -> Any:
     return _bytes_of(self).clone() if _on_device(self) else _plain_cpu(self)
 
 
-def _to(
-    self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False
-) -> torch.UntypedStorage:
+def _to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
     device = torch.device(device)
     if device.type in (state.backend, state.active().name):
         return tensors.device_storage(_bytes_of(self).clone(), state.resolve(device))
@@ -113,13 +111,11 @@ def _to(
     return _plain_to(self, device=device, non_blocking=non_blocking)
 
 
-def _to_backend(
-    self: torch.UntypedStorage, device: Any = None, non_blocking: bool = False
-) -> torch.UntypedStorage:
+def _to_backend(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
     return tensors.device_storage(_bytes_of(self).clone(), state.resolve(device))
 
 
-def _share_memory(self: torch.UntypedStorage) -> torch.UntypedStorage:
+def _share_memory(self: Any) -> Any:
     return self if _on_device(self) else _plain_share(self)  # as on CUDA: nothing to do
 
 
@@ -131,7 +127,7 @@ _plain_tensor_to = torch.Tensor.to
 
 @functools.wraps(_plain_tensor_to)
 def _tensor_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Let a device without an index mean the current one: C++ asks the guard, which knows only 0."""
+    """Let a device without index mean the current one: C++ asks the guard, which knows only 0."""
     if state.current.index:
         if args and isinstance(args[0], str | torch.device):
             args = (_indexed(args[0]), *args[1:])
@@ -203,8 +199,8 @@ def _check_alone(x: torch.Tensor, owners: int) -> None:
             node.register_prehook(_refuse_stale_graph)
             return
     raise RuntimeError(
-        "the simulated accelerator cannot change the device of a tensor in place while a view of it "
-        "or a graph made from it is alive (CUDA can). Drop those first"
+        "the simulated accelerator cannot change the device of a tensor in place while a view of "
+        "it or a graph made from it is alive (CUDA can). Drop those first"
     )
 
 
@@ -225,7 +221,7 @@ def location(storage: Any) -> str | None:
     return str(state.shown(private.storage_device(storage)))
 
 
-def restore(storage: Any, tag: str) -> torch.UntypedStorage | None:
+def restore(storage: Any, tag: str) -> Any:
     """Return the storage that `torch.load` makes for a tag, None where the tag is not ours."""
     names = {state.backend} | ({state.config.name} if state.config else set())
     kind, _, index = tag.partition(":")

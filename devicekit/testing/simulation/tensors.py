@@ -1,8 +1,8 @@
 """A device tensor over the bytes of a CPU tensor, and back, without a copy.
 
-A device tensor is genuine: a plain `torch.Tensor` whose storage says `sim:0`. Torch offers Python no
-allocator for such a device, but it lets one be put together: a storage over given bytes, an empty
-tensor of the device, and the CPU's `set_` kernel (it only writes metadata) to join the two.
+A device tensor is genuine: a plain `torch.Tensor` whose storage says `sim:0`. Torch offers Python
+no allocator for such a device, but it lets one be put together: a storage over given bytes, an
+empty tensor of the device, and the CPU's `set_` kernel (it only writes metadata) to join the two.
 """
 
 import ctypes
@@ -69,15 +69,16 @@ def _template(dtype: torch.dtype, index: int) -> torch.Tensor:
     if not state.active().float64 and dtype in (torch.float64, torch.complex128):
         name = state.shown(state.device(index)).type
         raise TypeError(
-            f"Cannot convert a {name.upper()} Tensor to float64 dtype as the {name.upper()} framework "
-            f"doesn't support float64. Please use float32 instead."
+            f"Cannot convert a {name.upper()} Tensor to float64 dtype as the {name.upper()} "
+            f"framework doesn't support float64. Please use float32 instead."
         )
     if dtype in _QUANTIZED:
         raise NotImplementedError("the simulated accelerator has no quantized tensors")
     template = private.create_empty_tensor([0], dtype)
     if index:
         # The only way to another index: through DLPack, with the index in the capsule overwritten.
-        # DLManagedTensor starts with {void* data; int32 device_type; int32 device_id}; 12 is kDLExtDev.
+        # DLManagedTensor starts with {void* data; int32 device_type; int32 device_id}; 12 is
+        # kDLExtDev.
         capsule = private.to_dlpack(template)
         pointer = ctypes.pythonapi.PyCapsule_GetPointer
         pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -86,7 +87,7 @@ def _template(dtype: torch.dtype, index: int) -> torch.Tensor:
             raise NotImplementedError("DLPack of this torch gives PrivateUse1 another device type")
         ctypes.c_int32.from_address(address + 12).value = index
         template = private.from_dlpack(capsule)
-    return template
+    return template  # type: ignore[no-any-return]
 
 
 def template(dtype: torch.dtype, index: int) -> torch.Tensor:
