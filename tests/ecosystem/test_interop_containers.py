@@ -15,7 +15,7 @@ SIM = "sim:1"
 
 
 def test_a_graph_moves_and_the_callers_stays(simulated_accelerator):
-    data = pytest.importorskip("torch_geometric.data", reason="docs/interop.md shows it")
+    data = pytest.importorskip("torch_geometric.data", reason="docs/interop.md shows PyG")
     graph = data.Data(x=torch.rand(3, 2), edge_index=torch.zeros(2, 2, dtype=torch.long))
     hetero = data.HeteroData()
     hetero["paper"].x = torch.rand(3, 2)
@@ -33,7 +33,7 @@ def test_a_graph_moves_and_the_callers_stays(simulated_accelerator):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_graphs_through_the_loader(workers, simulated_accelerator):
-    pytest.importorskip("torch_geometric", reason="docs/interop.md shows it")
+    pytest.importorskip("torch_geometric", reason="docs/interop.md shows PyG")
     from torch_geometric.loader.dataloader import Collater
 
     names = run_section("PyTorch Geometric")
@@ -57,7 +57,7 @@ def test_graphs_through_the_loader(workers, simulated_accelerator):
 
 
 def test_a_guard_names_the_graph_that_was_left_behind(simulated_accelerator):
-    pytest.importorskip("torch_geometric", reason="docs/interop.md shows it")
+    pytest.importorskip("torch_geometric", reason="docs/interop.md shows PyG")
     names = run_section("PyTorch Geometric")
     batch = next(iter(names["GraphLoader"](names["graphs"], batch_size=4)))
     with pytest.raises(DeviceMismatchError, match=r"GraphNet\.forward") as caught:
@@ -68,7 +68,7 @@ def test_a_guard_names_the_graph_that_was_left_behind(simulated_accelerator):
 
 
 def test_a_tensordict_is_itself_where_nothing_moves(simulated_accelerator):
-    tensordict = pytest.importorskip("tensordict", reason="docs/interop.md shows it")
+    tensordict = pytest.importorskip("tensordict", reason="docs/interop.md shows tensordict")
     data = tensordict.TensorDict({"x": torch.rand(4, 3)}, batch_size=[4])
 
     assert data.device is None
@@ -79,7 +79,7 @@ def test_a_tensordict_is_itself_where_nothing_moves(simulated_accelerator):
 
 
 def test_tensordicts_stacked_by_the_loader(simulated_accelerator):
-    tensordict = pytest.importorskip("tensordict", reason="docs/interop.md shows it")
+    tensordict = pytest.importorskip("tensordict", reason="docs/interop.md shows tensordict")
     data = tensordict.TensorDict({"x": torch.arange(6.0)}, batch_size=[6])
     batches = list(DataLoader(list(data), batch_size=2, collate_fn=torch.stack, device=SIM))
 
@@ -89,7 +89,7 @@ def test_tensordicts_stacked_by_the_loader(simulated_accelerator):
 
 
 def test_a_tensorclass_keeps_its_type_and_its_text(simulated_accelerator):
-    tensordict = pytest.importorskip("tensordict", reason="docs/interop.md shows it")
+    tensordict = pytest.importorskip("tensordict", reason="docs/interop.md shows tensordict")
 
     class Sample(tensordict.TensorClass):
         x: torch.Tensor
@@ -102,7 +102,7 @@ def test_a_tensorclass_keeps_its_type_and_its_text(simulated_accelerator):
 
 @pytest.mark.parametrize("settings", [{"frozen": True}, {"slots": True}, {"slots": False}])
 def test_attrs_classes_move_without_their_constructor(settings, simulated_accelerator):
-    attrs = pytest.importorskip("attrs", reason="docs/interop.md shows it")
+    attrs = pytest.importorskip("attrs", reason="docs/interop.md shows attrs")
     made = []
 
     @attrs.define(**settings)
@@ -124,7 +124,7 @@ def test_attrs_classes_move_without_their_constructor(settings, simulated_accele
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_stateful_loader_is_ahead_by_the_depth(depth, simulated_accelerator):
     torchdata = pytest.importorskip(
-        "torchdata.stateful_dataloader", reason="docs/interop.md shows it"
+        "torchdata.stateful_dataloader", reason="docs/interop.md shows torchdata"
     )
 
     def loader():

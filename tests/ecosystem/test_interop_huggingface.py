@@ -8,7 +8,7 @@ import pytest
 import torch
 from interop_page import assert_said, run_section
 
-from devicekit import DataLoader, Device, DeviceMismatchError, guard
+from devicekit import DataLoader, Device, DeviceMismatchError, guard, to_device
 
 accelerate = pytest.importorskip("accelerate", reason="docs/interop.md shows accelerate")
 transformers = pytest.importorskip("transformers", reason="docs/interop.md shows transformers")
@@ -123,6 +123,7 @@ accelerator.end_training()
 """
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_data_with_and_without_prepare(tmp_path):
     (tmp_path / "shares.py").write_text(SHARES)
     launched = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "shares.py"]
@@ -185,3 +186,45 @@ def test_a_guarded_model_of_transformers_saves_and_loads(trained, tmp_path):
     model.eval()
     torch.testing.assert_close(again.eval()(ids).logits, model(ids).logits)
     assert type(guard.remove(model)) is transformers.BertForSequenceClassification
+
+
+@pytest.fixture
+def gpt2():
+    config = transformers.GPT2Config(
+        vocab_size=50, n_positions=16, n_embd=16, n_layer=1, n_head=2,
+        bos_token_id=0, eos_token_id=1, pad_token_id=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def test_a_guarded_model_generates(gpt2, simulated_cuda):
+    model = to_device(gpt2.eval(), "cuda:0")
+    tokens = torch.tensor([[3, 4, 5]], device="cuda:0")
+    settings = {"max_new_tokens": 4, "do_sample": False, "attention_mask": tokens > 0}
+    expected = model.generate(tokens, **settings)
+
+    guarded = guard(model).generate(tokens, **settings)
+    assert guarded.device == torch.device("cuda:0")
+    assert torch.equal(guarded, expected)
+
+
+def guarded_before(model, device_map):
+    return accelerate.dispatch_model(guard(model), device_map)
+
+
+def guarded_after(model, device_map):
+    return guard(accelerate.dispatch_model(model, device_map))
+
+
+@pytest.mark.parametrize("dispatch", [guarded_before, guarded_after])
+def test_a_guarded_model_on_two_devices(dispatch, gpt2, simulated_cuda):
+    model = dispatch(gpt2, {"transformer": 0, "lm_head": 1})
+    tokens = torch.tensor([[3, 4, 5]])
+    assert model(tokens).logits.device.type == "cpu"  # accelerate brings it back
+    assert model(tokens.cuda()).logits.device == torch.device("cuda:0")
+
+    model.transformer.wpe.to("cuda:1")
+    with pytest.raises(DeviceMismatchError) as caught:
+        model(tokens)
+    assert re.search(r"cuda:1\s+self\.wpe\s+Embedding", str(caught.value))
+    assert re.search(r"cuda:0\s+position_ids", str(caught.value))

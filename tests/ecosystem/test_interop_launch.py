@@ -32,6 +32,7 @@ def launch(folder, *command):
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the fallback needs a machine without CUDA")
 def test_torchrun_without_a_gpu_falls_back_and_shares_the_data(tmp_path):
     (tmp_path / "train.py").write_text(program("torchrun"))
@@ -50,6 +51,18 @@ def test_torchrun_gives_each_rank_its_card(count, monkeypatch, simulated_cuda):
     assert Device("cuda") == f"cuda:{count - 1}"
 
 
+def test_simulated_devices_have_no_collectives(simulated_accelerator):
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        with pytest.raises(RuntimeError, match="No backend type") as caught:
+            torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, device="sim"))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert_said(f"RuntimeError: {caught.value}")
+
+
 # ------------------------------------------------- Hydra
 
 
@@ -63,6 +76,7 @@ def app(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_hydra_app(app):
     # One process for all: it runs the app on each of the devices.
     sweep = ("--multirun", "device=auto,cpu,cuda:1", "hydra.sweep.dir=runs")
