@@ -238,6 +238,8 @@ _OTHER_TEXTS = re.compile(
     | expected\ device\ ?'?$ | invalid\ device,\ must\ be | dldevice | quantized\ dtype
     | lambda | schema | jit | arg\d | guard | graph | symbolic | window | without\ ATen
     | data\ ptrs | futures | autocast | type\ was\ provided | have\ indices | received\ on
+    | scatter | same\ length | unique\ devices | tensor\ options | unexpected\ device\ type
+    | exclusive-thread
     """,
     re.VERBOSE | re.IGNORECASE,
 )

@@ -45,6 +45,8 @@ def _visit(node: ast.AST, call: Call) -> Iterator[Mention]:
             if isinstance(node, ast.Subscript):
                 yield from _visit(node.slice, call)
             return
+        if isinstance(node, ast.Name):
+            yield from _looped_over(node.id, call)
         if isinstance(node, ast.Attribute):
             # A method or a property: of a tensor, an optimizer or a layer the object itself counts;
             # a method of the user's own module has a frame of its own.
@@ -53,6 +55,18 @@ def _visit(node: ast.AST, call: Call) -> Iterator[Mention]:
                 return
     for child in ast.iter_child_nodes(node):
         yield from _visit(child, call)
+
+
+def _looped_over(name: str, call: Call) -> Iterator[Mention]:
+    """What a comprehension runs over whose variable is gone.
+
+    Since Python 3.12 (PEP 709) it is deleted from the function's frame before anybody can look.
+    """
+    for node in ast.walk(call.statement) if call.statement is not None else ():
+        if not isinstance(node, ast.comprehension):
+            continue
+        if any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node.target)):
+            yield from _visit(node.iter, call)
 
 
 def _asks_only(node: ast.AST) -> bool:

@@ -28,7 +28,9 @@ _SUSPECT = re.compile(
     | input\ type\ .*\ bias\ type\ .*should\ be\ the\ same
     | input\ and\ (?:hidden|parameter)\ tensors\ are\ not\ at
     | dense\ tensor,\ but\ got\ tensor\ on\ device
-    | \.device\(\)\ == | get_device\(\)\ ==
+    | device\(\)\ ==
+    | expected\ a\ cuda\ device\b | mismatched\ device\ for
+    | must\ be\ on\ the\ current\ device | match\ the\ device\ supplied
     | should\ be\ (?:either\ )?on\ cpu
     | should\ (?:always\ )?be\ on\ (?:the\ )?cpu
     | must\ (?:all\ )?(?:be|reside|live)\ on\ (?:the\ )?(?:cpu|cuda|gpu|device)

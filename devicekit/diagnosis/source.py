@@ -153,7 +153,8 @@ def _binds(node: ast.AST, name: str) -> bool:
         return any(_names(target, name) for target in node.targets)
     if isinstance(node, ast.AnnAssign | ast.NamedExpr):
         return node.value is not None and _names(node.target, name)
-    if isinstance(node, ast.For | ast.AsyncFor):
+    # A comprehension has no frame of its own since Python 3.12 (PEP 709).
+    if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
         return _names(node.target, name)
     if isinstance(node, ast.With | ast.AsyncWith):
         return any(one.optional_vars and _names(one.optional_vars, name) for one in node.items)
