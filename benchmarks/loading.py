@@ -2,7 +2,7 @@
 
     python benchmarks/loading.py             all, into results/loading.json and .md
     python benchmarks/loading.py --quick     a few seconds, to see that it runs
-    python benchmarks/loading.py --again "dict of 8" "dict of 64"     these once more
+    python benchmarks/loading.py --again "dict of 8" starting     these once more
 
 Transport is paired: in each round every loader runs one epoch, in a new order. Peers that are not
 installed are left out.
@@ -12,6 +12,7 @@ import argparse
 import gc
 import json
 import multiprocessing
+import os
 import random
 import statistics
 import subprocess
@@ -69,8 +70,8 @@ BATCHES: dict[str, tuple[Callable[[int], Any], int | None, int]] = {
     "image and label": (lambda index: (image(index), index), 32, 12),
     "dict of 8": (dict_of(8, 128), 32, 30),
     "dict of 64": (dict_of(64, 16), 32, 12),
-    "list of 1000, collated": (lambda index: many(index), 4, 6),
     "list of 1000": (lambda index: many(index), None, 6),
+    "list of 1000, collated from 4": (lambda index: many(index), 4, 6),
 }
 
 
@@ -160,7 +161,8 @@ START = """
         if kind == "devicekit":
             settings["device"] = "cpu"
         Loader = DataLoader if kind == "devicekit" else TorchLoader
-        times = [timed(lambda: Loader(data, **settings)) for _ in range(6)]
+        quick = method == "fork" or (kind, method) == ("devicekit", "forkserver")
+        times = [timed(lambda: Loader(data, **settings)) for _ in range(6 if quick else 2)]
         kept = Loader(data, persistent_workers=True, **settings)
         list(kept)
         print(times[0], min(times[1:]), min(timed(lambda: kept) for _ in range(5)))
@@ -168,26 +170,28 @@ START = """
 
 
 def starting(rounds: int) -> dict[str, Any]:
-    """Milliseconds to the first batch of two workers, each in a process of its own."""
+    """Milliseconds to the first batch of two workers, each in a process of its own; paired."""
     script = ROOT / "benchmarks" / "_start.py"
     script.write_text(textwrap.dedent(START))
-    results: dict[str, Any] = {}
+    methods = multiprocessing.get_all_start_methods()
+    order = [(kind, method) for kind in ("torch", "devicekit") for method in methods]
+    runs: dict[str, list[list[float]]] = {f"{kind}, {method}": [] for kind, method in order}
     try:
-        for method in multiprocessing.get_all_start_methods():
-            for kind in ("torch", "devicekit"):
-                runs = [
-                    [float(value) for value in _start(script, kind, method).split()]
-                    for _ in range(rounds)
-                ]
-                first, second, kept = (min(column) for column in zip(*runs, strict=True))
-                row = {"first": first, "second": second, "kept workers": kept}
-                results[f"{kind}, {method}"] = row
-                print(f"{kind}, {method}", row, flush=True)
+        for _ in range(rounds):
+            random.shuffle(order)
+            for kind, method in order:
+                values = _start(script, kind, method).split()
+                runs[f"{kind}, {method}"].append([float(value) for value in values])
+                print(kind, method, values, flush=True)
     finally:
         script.unlink()
-    fork = results["devicekit, fork"]["second"]
-    results["forkserver's second start over fork's"] = (
-        results["devicekit, forkserver"]["second"] / fork
+    results: dict[str, Any] = {
+        name: dict(zip(("first", "second", "kept workers"), map(min, *found), strict=True))
+        for name, found in runs.items()
+    }
+    pairs = zip(runs["devicekit, forkserver"], runs["devicekit, fork"], strict=True)
+    results["forkserver's second start over fork's, median"] = statistics.median(
+        server[1] / fork[1] for server, fork in pairs
     )
     return results
 
@@ -263,7 +267,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--again", nargs="*", default=[], metavar="BATCH")
+    parser.add_argument("--again", nargs="*", default=[], metavar="PART")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -273,11 +277,16 @@ def main() -> None:
         return
     if arguments.again:
         results = json.loads((RESULTS / "loading.json").read_text())
-        results["transport"] |= transport(7, arguments.again)
+        again = [name for name in arguments.again if name in BATCHES]
+        if again:
+            results["transport"] |= transport(5, again)
+        if "starting" in arguments.again:
+            results["starting"] = starting(3)
     else:
         results = {"transport": transport(7, []), "starting": starting(3), "overlap": overlap()}
     print(table(results))
     measured = {name: results[name] for name in ("transport", "starting", "overlap")}
+    measured["load_average"] = os.getloadavg()
     write("loading", measured, "accelerate", "tensordict", "torch_geometric")
     (RESULTS / "loading.md").write_text(table(results))
     if find_spec("matplotlib"):

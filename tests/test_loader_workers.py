@@ -31,6 +31,7 @@ import devicekit
 from devicekit import DataLoader, DeviceError, PinMemoryError, WorkerDeviceError
 from devicekit.loader import starting
 from devicekit.loader.faults import device_fault, explained
+from devicekit.loader.workers import held_on_accelerator
 from devicekit.testing import simulate
 
 TorchLoader = torch.utils.data.DataLoader
@@ -109,6 +110,7 @@ HOLDERS = {
     "itself": lambda: on_sim(),
     "subset": lambda: Subset(on_sim(), [0, 1, 2, 3]),
     "concatenation": lambda: ConcatDataset([on_sim(2), on_sim(2)]),
+    "deep": lambda: Subset(Subset(Subset(ConcatDataset([on_sim()]), [0, 1]), [0, 1]), [0, 1]),
 }
 
 
@@ -153,6 +155,17 @@ def test_r045_an_attribute_on_the_device_is_named(simulated_accelerator, said):
     assert "HoldsWhatItNeverGives: `dataset.mean` is on sim:1" in str(said[0].message)
     with pytest.raises(WorkerDeviceError, match=r"`dataset\.mean` is on sim:1"):
         iter(DataLoader(HoldsWhatItNeverGives(), on_device_data="error", **settings))
+
+
+def test_a_big_index_is_not_walked(simulated_accelerator):
+    data = Numbers()
+    data.files = [("path", {"boxes": [0] * 9})] * 1_000_000
+    data.self = data
+    start = time.perf_counter()
+    assert held_on_accelerator(data) is None
+    assert time.perf_counter() - start < 0.5
+    data.late = torch.zeros(1, device="sim")
+    assert held_on_accelerator(data).path == "dataset.late"
 
 
 # ------------------------------------------------- accelerator tensors, made in the worker
@@ -247,7 +260,8 @@ def test_r028_r045_what_torchs_loader_says_of_cuda_tensors(cuda):
 
 
 def test_r028_r045_ours_gives_the_batches(cuda, said):
-    for settings in ({"num_workers": 1}, {"pin_memory": True}):
+    workers = {"num_workers": 1, "multiprocessing_context": "fork"}
+    for settings in (workers, {"pin_memory": True}):
         loader = DataLoader(OnCuda(), 4, device="cuda", **settings)
         assert numbers(loader) == list(range(12))
     assert "`OnCuda[0]['n']` is on cuda:0" in str(said[0].message)

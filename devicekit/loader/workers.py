@@ -1,16 +1,17 @@
 """What runs in the worker processes of a loader."""
 
 import functools
+import itertools
 import pickle
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.queues import Queue
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate
 
 from devicekit import compat
 from devicekit.packing import LARGE, pack, pays
@@ -27,8 +28,9 @@ __all__ = [
     "with_safe_queues",
 ]
 
-# How much of a dataset's attributes is looked at: an index of a million files is not walked.
-_DEPTH, _WIDTH = 3, 32
+# How much of a dataset is looked at before workers start: so many objects, so many of one
+# container. An index of a million files is not walked.
+_GLANCE, _WIDTH = 500, 32
 
 
 @dataclass(frozen=True)
@@ -184,33 +186,27 @@ def held_on_accelerator(dataset: object) -> Found | None:
     No sample is loaded for it: that would move random state on, count the sample twice in datasets
     that count, and open files before the workers are forked.
     """
-    for path, tensor in _held(dataset, "dataset", _DEPTH):
-        if on_accelerator(tensor):
-            return Found(path, str(tensor.device))
+    nearest_first = deque([("dataset", dataset)])
+    for _ in range(_GLANCE):
+        if not nearest_first:
+            break
+        path, value = nearest_first.popleft()
+        if not isinstance(value, Tensor):
+            nearest_first.extend(itertools.islice(_parts(path, value), _WIDTH))
+        elif on_accelerator(value):
+            return Found(path, str(value.device))
     return None
 
 
-def _held(value: object, path: str, depth: int) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield path, value
-        return
-    if depth < 0:
-        return
+def _parts(path: str, value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, dict):
-        children = [(f"{path}[{key!r}]", child) for key, child in _first(value.items())]
-    elif isinstance(value, list | tuple):
-        children = [(f"{path}[{index}]", child) for index, child in enumerate(_first(value))]
-    elif isinstance(value, torch.utils.data.Dataset) or path == "dataset":
+        return ((f"{path}[{key!r}]", part) for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return ((f"{path}[{index}]", part) for index, part in enumerate(value))
+    if isinstance(value, Dataset) or path == "dataset":
         attributes = getattr(value, "__dict__", {})
-        children = [(f"{path}.{name}", child) for name, child in _first(attributes.items())]
-    else:
-        return
-    for child_path, child in children:
-        yield from _held(child, child_path, depth - 1)
-
-
-def _first(items: Any) -> list[Any]:
-    return [item for item, _ in zip(items, range(_WIDTH), strict=False)]
+        return ((f"{path}.{name}", part) for name, part in attributes.items())
+    return iter(())
 
 
 class _SafeQueue(Queue):  # type: ignore[type-arg]
