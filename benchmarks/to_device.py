@@ -9,6 +9,7 @@ every ratio is nearer to 1. A peer that raises, or leaves a tensor behind, is ma
 
 import dataclasses
 import importlib
+import os
 from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
@@ -221,13 +222,21 @@ def plot(results: dict[str, Any]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
+    load = [os.getloadavg()[0]]
     results = measure()
-    path = write("to_device", {"cases": results}, *PEERS, "lightning-utilities")
+    load.append(os.getloadavg()[0])
+    path = write(
+        "to_device",
+        {"load_before_and_after": load, "cases": results},
+        *PEERS,
+        "lightning-utilities",
+    )
     path.with_suffix(".md").write_text(
         "# Moving nested data\n\n"
         "Times the floor, N calls of `tensor.to(device)` (least over least, one process, shuffled\n"
-        "rounds); facts of the machine and all numbers in `to_device.json`. `-`: does not run.\n\n"
-        + table(results)
+        "rounds); facts of the machine and all numbers in `to_device.json`. `-`: does not run.\n"
+        f"The machine's load was {load[0]:.1f} before and {load[1]:.1f} after, on {os.cpu_count()} "
+        "cores: above one, other programs ran too.\n\n" + table(results)
     )
     try:
         plot(results)

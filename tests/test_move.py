@@ -23,7 +23,7 @@ from devicekit import (
     find_tensors,
     to_device,
 )
-from devicekit.testing import Simulation, assert_on, assert_same, batches
+from devicekit.testing import Simulation, assert_on, assert_same, batches, simulate
 from devicekit.tree import map_tensors
 
 META = torch.device("meta")
@@ -677,7 +677,7 @@ def test_an_error_keeps_its_type_and_names_the_tensor(simulated_accelerator: Sim
 
 
 def test_out_of_memory_keeps_its_type() -> None:
-    with Simulation_with(memory=1000):
+    with simulated(memory=1000):
         with pytest.raises(torch.OutOfMemoryError) as caught:
             to_device({"a": [torch.ones(10), torch.ones(10_000)]}, "sim:0")
         assert (
@@ -685,10 +685,11 @@ def test_out_of_memory_keeps_its_type() -> None:
         )
 
 
-def Simulation_with(**options: Any) -> Simulation:
-    from devicekit.testing import simulate
-
-    return simulate(**options)
+def simulated(**options: Any) -> Simulation:
+    try:
+        return simulate(**options)
+    except NotImplementedError as error:  # torch is too old for the simulation
+        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("key", [("a", 1), None, 2.5, "it's", b"x"])
@@ -711,7 +712,7 @@ def test_R020_float64_becomes_float32_with_one_warning() -> None:
             torch.tensor([2j], dtype=torch.complex128),
         ],
     }
-    with Simulation_with(float64=False):
+    with simulated(float64=False):
         with pytest.warns(UserWarning, match=r"sim has no float64: data\['deep'\]\[0\]") as caught:
             moved = to_device(data, "sim:0")
         assert len(caught) == 1
@@ -729,7 +730,7 @@ def test_R020_float64_becomes_float32_with_one_warning() -> None:
 
 def test_R020_float64_in_modules() -> None:
     module = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1).double())
-    with Simulation_with(float64=False):
+    with simulated(float64=False):
         with pytest.raises(MoveError, match="float64"):
             to_device({"m": module}, "sim:0", strict=True)
         with pytest.warns(

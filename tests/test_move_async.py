@@ -16,7 +16,11 @@ from devicekit.testing import Simulation, simulate
 
 @pytest.fixture
 def late() -> Iterator[Simulation]:
-    with simulate(async_copies=True) as running:
+    try:
+        running = simulate(async_copies=True)
+    except NotImplementedError as error:  # torch is too old for the simulation
+        pytest.skip(str(error))
+    with running:
         yield running
 
 

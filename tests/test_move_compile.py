@@ -48,6 +48,10 @@ def add_list(batch: Any) -> Tensor:
 def test_fullgraph(
     make: Callable[[Tensor], Any], use: Callable[[Any], Tensor], device: Any
 ) -> None:
+    major, minor = map(int, torch.__version__.split(".")[:2])
+    if isinstance(device, Device) and (major, minor) < (2, 10):
+        pytest.skip("this torch cannot trace a subclass of str: pass `device.torch`")
+
     def step(x: Tensor) -> Tensor:
         return use(to_device(make(x), device))
 

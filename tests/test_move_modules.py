@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from devicekit import MoveError, to_device
-from devicekit.testing import Simulation, assert_on, assert_same
+from devicekit.testing import Simulation, assert_on, assert_same, simulate
 
 
 def tied() -> nn.ModuleDict:
@@ -114,10 +114,12 @@ def test_leftover_meta_parameters_are_named_and_nothing_moves(
 
 
 def test_a_module_that_fails_half_way_says_where_its_parameters_are() -> None:
-    from devicekit.testing import simulate
-
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(500, 500))
-    with simulate(memory=5000):
+    try:
+        simulation = simulate(memory=5000)
+    except NotImplementedError as error:  # torch is too old for the simulation
+        pytest.skip(str(error))
+    with simulation:
         with pytest.raises(torch.OutOfMemoryError) as caught:
             to_device({"net": module}, "sim:0")
         notes = "\n".join(caught.value.__notes__)

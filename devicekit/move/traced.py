@@ -29,7 +29,8 @@ def move_traced(x: Any, device: Any, dtype: torch.dtype | None) -> Any:
     if isinstance(x, tuple):
         values = [move_traced(value, device, dtype) for value in x]
         return type(x)(*values) if hasattr(x, "_fields") else tuple(values)
-    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+    # Not `dataclasses.is_dataclass`, which torch 2.6 cannot trace: it asks the class.
+    if hasattr(x, "__dataclass_fields__") and not isinstance(x, type):
         twin = object.__new__(type(x))
         for field in dataclasses.fields(x):
             value = move_traced(getattr(x, field.name), device, dtype)

@@ -45,7 +45,9 @@ class Transfer:
         self.strict = strict
         self.skipped = {skip} if isinstance(skip, str) else set(skip)
         # What has become of the objects that are no containers, by `id`.
-        self.settled: dict[int, Any] = {k: v for k, v in (memo or {}).items() if isinstance(v, Tensor)}
+        self.settled: dict[int, Any] = {
+            k: v for k, v in (memo or {}).items() if isinstance(v, Tensor)
+        }
         self.keep_alive: list[object] = []  # so that no `id` is used twice
         self.is_contested = False
         self.data: object = None
