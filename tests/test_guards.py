@@ -523,6 +523,28 @@ def test_a_tensor_made_inside_compiled_code_is_named(simulated_accelerator: Simu
         scaled(torch.ones(3, device="sim"))
 
 
+@pytest.mark.slow
+def test_moving_compiles_without_a_graph_break(simulated_accelerator: Simulation) -> None:
+    class Moving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 1)
+
+        @guard(move=True, allow="keep")
+        def forward(self, x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+            return self.fc(x), keep
+
+    demanding = guard(lambda x: x * 2, device="sim:1", move=True)
+    for target, args, devices in (
+        (Moving().to("sim"), (torch.ones(3), torch.ones(1)), ["sim", "cpu"]),
+        (demanding, (torch.ones(3),), ["sim"]),
+    ):
+        torch._dynamo.reset()
+        found = torch.compile(target, backend="eager", fullgraph=True)(*args)  # type: ignore[call-overload]
+        found = found if isinstance(found, tuple) else (found,)
+        assert [one.device.type for one in found] == devices
+
+
 # same_device
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from devicekit.guards.check import Check
 from devicekit.guards.places import nearest_parameter
+from devicekit.move import to_device
 
 __all__ = ["check_of", "wrap"]
 
@@ -127,6 +128,8 @@ def _wrap_function(check: Check) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if _is_compiling():
+            if check.moves:
+                args, kwargs = _moved_in_a_graph(check, args, kwargs)
             return function(*args, **kwargs)
         device = None
         for value in (*args, *kwargs.values()) if kwargs else args:
@@ -145,6 +148,36 @@ def _wrap_function(check: Check) -> Callable[..., Any]:
             raise
 
     return wrapper
+
+
+def _moved_in_a_graph(
+    check: Check, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Move arguments while Dynamo traces: with what it can trace."""
+    device = _demanded(check)
+    for value in (*args, *kwargs.values()):
+        if device is None and isinstance(value, nn.Module):
+            device = next((one.device for one in value.parameters()), None)
+    if device is None:
+        return args, kwargs
+    moved = [
+        value
+        if isinstance(value, nn.Module) or check.names[i : i + 1] in ([n] for n in check.allow)
+        else to_device(value, device)
+        for i, value in enumerate(args)
+    ]
+    named = {
+        name: value
+        if isinstance(value, nn.Module) or name in check.allow
+        else to_device(value, device)
+        for name, value in kwargs.items()
+    }
+    return tuple(moved), named
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _demanded(check: Check) -> torch.device | None:
+    return check.target()
 
 
 def _wrap_coroutine(check: Check) -> Callable[..., Any]:
