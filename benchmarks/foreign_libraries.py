@@ -645,8 +645,17 @@ def main() -> None:
         outcomes = [result["outcome"] for result in results.values()]
         counts[library] = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
         print(library, counts[library])
-    if not sys.argv[1:]:
-        write("foreign_libraries", {"counts": counts, "found": found}, *LIBRARIES, "devicekit")
+    if sys.argv[1:]:
+        return
+    others = {
+        library: {name: r for name, r in results.items() if not r["outcome"].startswith("same")}
+        for library, results in found.items()
+    }
+    same = {
+        library: [name for name in results if name not in others[library]]
+        for library, results in found.items()
+    }
+    write("foreign_libraries", {"counts": counts, "found": others, "same": same}, *LIBRARIES)
 
 
 if __name__ == "__main__":
