@@ -311,9 +311,12 @@ def test_errors_pass_untouched() -> None:
 def test_errors_of_the_user_are_never_relabelled(
     kind: type[Exception], simulated_accelerator: Simulation
 ) -> None:
+    def complaint(x: Tensor, y: Tensor) -> Exception:
+        return kind("Expected all tensors to be on the same device, but found sim:0 and cpu!")
+
     @guard(allow="y")
     def fail(x: Tensor, y: Tensor) -> None:
-        raise kind("expected all tensors to be on the same device, but found sim:0 and cpu")
+        raise complaint(x, y)
 
     with pytest.raises(kind) as caught:
         fail(torch.ones(1, device="sim"), torch.ones(1))
