@@ -4,7 +4,8 @@
     python benchmarks/simulate.py mlp lstm   # some
 
 Each pair is measured alternately: a few steps on the CPU, a few on the device, many times over; the
-figure is the median of the ratios. The last column is the CPU's step while the simulation is
+figure is the median of the ratios. Times are CPU time of the one thread, which a busy machine
+distorts less than the clock on the wall. The last column is the CPU's step while the simulation is
 active, over the same step without it, measured the same way.
 """
 
@@ -98,10 +99,10 @@ def train(make: Callable[[], tuple[nn.Module, Batch]], device: str) -> Step:
 
 
 def seconds(step: Step, repeat: int) -> float:
-    start = time.perf_counter()
+    start = time.thread_time()
     for _ in range(repeat):
         step()
-    return (time.perf_counter() - start) / repeat
+    return (time.thread_time() - start) / repeat
 
 
 def paired(one: Callable[[], float], other: Callable[[], float], rounds: int) -> dict[str, float]:

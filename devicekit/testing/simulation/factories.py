@@ -57,6 +57,11 @@ def _empty_strided(
     return tensors.to_device(torch.empty_strided(size, stride, dtype=dtype, device=CPU), index)
 
 
+def _zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
+    """Make real zeros in place of a tensor without storage that stands for them."""
+    return _empty(size, **options).zero_()
+
+
 # ------------------------------------------------------------------ copies
 
 
@@ -191,6 +196,7 @@ def _sdp_choice(*args: Any, **kwargs: Any) -> int:
 KERNELS: dict[str, Callable[..., Any]] = {
     "empty.memory_format": _empty,
     "empty_strided": _empty_strided,
+    "_efficientzerotensor": _zeros,
     "_to_copy": _to_copy,
     "_copy_from": _copy_from,
     "_copy_from_and_resize": _copy_from_and_resize,

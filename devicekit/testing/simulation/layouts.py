@@ -1,12 +1,12 @@
 """Tensors of the device that are not dense: sparse COO works, the rest says that it does not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from devicekit.testing.simulation import state, tensors
-from devicekit.testing.simulation.engine import run_unknown
+from devicekit.testing.simulation import operators, private, state, tensors
+from devicekit.testing.simulation.engine import is_view, kernel_of, run_unknown
 
 __all__ = ["register"]
 
@@ -55,8 +55,22 @@ def register(library: Callable[[str], Any]) -> None:
         aten.impl(name, on_cpu(op), "SparsePrivateUse1")
     aten.impl("_to_dense", _to_dense, "SparsePrivateUse1")
     aten.impl("_copy_from", _copy_from, "SparsePrivateUse1")
+    for op in _own_on_sparse_cuda():
+        aten.impl(op.name().split("::")[1], kernel_of(op), "SparsePrivateUse1")
     for key, kind in _UNSUPPORTED.items():
         library("_").fallback(_refuse(kind), key)
+
+
+def _own_on_sparse_cuda() -> Iterator[Any]:
+    """Yield the operators that CUDA does not decompose for sparse COO tensors."""
+    for name, operator in operators.table().items():
+        base, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
+        if not operator.on_sparse_cuda or op is None or name in (*_PARTS, "copy_", "_to_dense"):
+            continue
+        if not any(a.is_out for a in op._schema.arguments) and not is_view(op):
+            if private.has_kernel_for(op.name(), "SparseCPU"):
+                yield op
 
 
 def _to_dense(

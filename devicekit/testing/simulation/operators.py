@@ -26,6 +26,8 @@ class Operator:
     structured: bool
     on_cuda: bool
     """Whether CUDA has a kernel of its own, that is: nothing is decomposed before it."""
+    on_sparse_cuda: bool
+    """Whether it has one for sparse COO tensors."""
 
 
 @functools.cache
@@ -77,4 +79,4 @@ def _operator(entry: dict[str, str], entries: dict[str, dict[str, str]]) -> Oper
         check = "iterator"
     else:
         check = "by hand"
-    return Operator(check, structured, on_cuda)
+    return Operator(check, structured, on_cuda, "SparseCUDA" in kernel["dispatch"])

@@ -96,7 +96,7 @@ def _has_tensor(value: object) -> bool:
 def _rule(op: Any) -> _Rule:
     name = op.name().split("::", 1)[1]
     base, _, overload = name.partition(".")
-    entry = table().get(name) or table().get(base) or Operator("exact", False, False)
+    entry = table().get(name) or table().get(base) or Operator("exact", False, False, False)
     # The names that torchgen gives to the wrappers of structured and of other operators.
     method = (
         (f"{base}_{overload}" if overload else base) if entry.structured else f"{overload}_{base}"
