@@ -1,5 +1,4 @@
 import dataclasses
-import itertools
 import json
 import os
 import shutil
@@ -26,7 +25,6 @@ from devicekit.env import (
 )
 from devicekit.env.data import Verdict
 from devicekit.env.rules import (
-    arch_runs,
     archs_and_gpu,
     build_and_driver,
     build_and_nvcc,
@@ -112,69 +110,6 @@ def test_r100_build_and_nvcc(build, nvcc, level, code):
     found = build_and_nvcc(build, nvcc)
     assert (found.level, found.code) == (level, code)
     assert "nvcc" in found.sentence
-
-
-@pytest.mark.parametrize(
-    ("arch", "capability", "runs"),
-    [
-        ("sm_80", "8.0", True),
-        ("sm_80", "8.9", True),
-        ("sm_86", "8.9", True),
-        ("sm_86", "8.0", False),
-        ("sm_80", "9.0", False),
-        ("sm_90", "12.0", False),
-        ("compute_90", "12.0", True),
-        ("compute_90", "8.9", False),
-        ("sm_90a", "9.0", True),
-        ("sm_90a", "9.1", False),
-        ("compute_90a", "10.0", False),
-        ("sm_100f", "10.0", True),
-        ("sm_100f", "10.3", True),
-        ("sm_100f", "12.0", False),
-        ("compute_100f", "10.3", True),
-        ("compute_100f", "12.0", False),
-        ("sm_120", "12.1", True),
-        ("sm_80", "8.7", False),
-        ("sm_86", "8.7", False),
-        ("sm_87", "8.7", True),
-        ("sm_87", "8.9", False),
-        ("sm_72", "7.2", True),
-        ("sm_70", "7.2", False),
-        ("sm_72", "7.5", False),
-        ("sm_53", "6.0", False),
-        ("sm_60", "6.2", False),
-        ("sm_110", "11.0", True),
-        ("sm_101", "11.0", True),
-        ("sm_110", "10.1", True),
-        ("sm_100", "10.1", False),
-        ("sm_130", "13.0", True),
-        ("sm_130", "13.1", None),
-        ("gfx90a", "9.0", None),
-        ("sm_80", "", None),
-        ("sm_80x", "8.0", None),
-    ],
-)
-def test_arch_runs(arch, capability, runs):
-    assert arch_runs(arch, capability) is runs
-
-
-def test_arch_runs_agrees_with_torchs_own_table():
-    """Newer torch has a table of its own; ours is not read from it, and must say the same."""
-    cuda = pytest.importorskip("torch.cuda")
-    table = getattr(cuda, "DEVICE_REQUIREMENT", None)
-    if table is None:
-        pytest.skip("this torch has no such table")
-    known = [*table, 103, 121]
-    for code, gpu in itertools.product(table, known):
-        if (code, gpu) == (110, 101):
-            continue  # torch knows since 2.14 that 10.1 was renamed to 11.0
-        theirs = cuda._code_compatible_with_device(gpu, code)
-        assert arch_runs(f"sm_{code}", f"{gpu // 10}.{gpu % 10}") is theirs, (code, gpu)
-
-
-@given(st.text(max_size=12), st.text(max_size=8))
-def test_arch_runs_never_fails(arch, capability):
-    assert arch_runs(arch, capability) in (True, False, None)
 
 
 @given(st.text(max_size=12), st.text(max_size=12) | st.none(), st.text(max_size=8) | st.none())

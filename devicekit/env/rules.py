@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from devicekit.archs import arch_runs
 from devicekit.env.data import Level, Verdict
 
-__all__ = ["arch_runs", "archs_and_gpu", "build_and_driver", "build_and_nvcc", "version"]
+__all__ = ["archs_and_gpu", "build_and_driver", "build_and_nvcc", "version"]
 
 MINOR_COMPATIBILITY = "NVIDIA CUDA Compatibility, Minor Version Compatibility"
 PROGRAMMING_GUIDE = "NVIDIA CUDA Programming Guide, Compute Capabilities"
@@ -29,12 +30,6 @@ _EXACT = {
     "10.1": ("418.39", "418.96"),
     "10.2": ("440.33", "441.22"),
 }
-# Chips with a memory of their own and those without run each other's code only where the table
-# says so: the number of the code, and the only capabilities or the exceptions.
-# (10.1 was renamed to 11.0).
-_ONLY_ON = {53: {53}, 62: {62}, 72: {72}, 87: {87}, 101: {101, 110}, 110: {101, 110}}
-_NOT_ON = {50: {53}, 52: {53}, 60: {62}, 61: {62}, 70: {72}, 80: {87}, 86: {87}, 100: {101}}
-_NEWEST_KNOWN_MAJOR = 12
 
 
 def version(text: str | None) -> tuple[int, ...]:
@@ -156,40 +151,6 @@ def build_and_nvcc(build: str | None, nvcc: str | None) -> Verdict:
     return verdict("error", "major_differs", f"{found}: extensions will not compile", remedy)
 
 
-def arch_runs(arch: str, capability: str) -> bool | None:
-    """Tell whether code for an architecture runs on a GPU; `None` when no rule covers it.
-
-    Args:
-        arch: As in `torch.cuda.get_arch_list()`: "sm_80", "sm_90a", "sm_100f", "compute_90".
-        capability: The compute capability of the GPU, such as "8.9".
-
-    Example:
-        >>> arch_runs("sm_80", "8.9"), arch_runs("sm_90a", "9.0"), arch_runs("compute_80", "12.0")
-        (True, True, True)
-        >>> arch_runs("sm_86", "8.0"), arch_runs("sm_80", "9.0"), arch_runs("sm_80", "8.7")
-        (False, False, False)
-    """
-    matched = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
-    numbers = version(capability)
-    if matched is None or len(numbers) != 2:
-        return None
-    kind, suffix = matched[1], matched[4]
-    code, gpu = (int(matched[2]), int(matched[3])), (numbers[0], numbers[1])
-    code_number, gpu_number = code[0] * 10 + code[1], gpu[0] * 10 + gpu[1]
-    if suffix == "a":
-        return code == gpu
-    if kind == "compute" and not suffix:
-        return gpu >= code
-    if code_number in _ONLY_ON and not suffix:
-        return gpu_number in _ONLY_ON[code_number]
-    if code[0] != gpu[0]:
-        return False
-    if code[0] > _NEWEST_KNOWN_MAJOR:
-        # The newest rules are of 2025; a later family may make exceptions of its own.
-        return True if code == gpu else None
-    return gpu[1] >= code[1] and gpu_number not in _NOT_ON.get(code_number, ())
-
-
 def archs_and_gpu(archs: Sequence[str], capability: str | None, name: str) -> Verdict:
     """Judge whether a build of torch has kernels for a GPU.
 
@@ -202,7 +163,9 @@ def archs_and_gpu(archs: Sequence[str], capability: str | None, name: str) -> Ve
         >>> archs_and_gpu(["sm_75", "sm_80", "sm_90"], "8.9", "GPU 0").sentence
         'GPU 0 (8.9) runs the code of this torch for sm_80'
     """
-    runs = {arch: arch_runs(arch, capability or "") for arch in archs}
+    numbers = version(capability)
+    known = (numbers[0], numbers[1]) if len(numbers) == 2 else None
+    runs = {arch: None if known is None else arch_runs(arch, known) for arch in archs}
     fitting = [arch for arch, fits in runs.items() if fits]
     gpu = f"{name} ({capability or 'capability not known'})"
     level: Level = "error"

@@ -11,6 +11,7 @@ from types import ModuleType
 import torch
 
 from devicekit import compat
+from devicekit.archs import INTEGRATED, arch_runs
 from devicekit.errors import warn
 from devicekit.probe.answer import Probe, Reason
 from devicekit.probe.driver import (
@@ -206,7 +207,7 @@ def _warn_if_mask_changed() -> None:
 def judge(facts: Facts) -> Probe:
     """Turn facts into an answer: the first cause that explains them."""
     if facts.count:
-        return _judge_gpus(facts)  # it works: no table can say that it does not
+        return _judge_gpus(facts)  # torch counts them: the driver is there and new enough
     torch_version = f"torch {facts.torch_version}"
     if facts.build is None and facts.hip is None:
         return _unusable(
@@ -298,43 +299,23 @@ def _major(version: str | None) -> int:
     return int(version.partition(".")[0]) if version else 0
 
 
-# Boards with an integrated GPU have rules of their own: never claim that one is unsupported.
-_INTEGRATED = {(5, 3), (6, 2), (7, 2), (8, 7), (11, 0)}
-
-
 def supports(archs: Iterable[str], capability: tuple[int, int] | None) -> bool:
-    """Whether kernels built for `archs` run on a GPU of this compute capability.
-
-    Machine code (`sm_80`) runs on the same major version from its minor version on, code marked
-    with a letter (`sm_90a`) on exactly that GPU, or (`sm_100f`) on its family. PTX (`compute_80`)
-    is compiled for anything newer. The rules are those of NVIDIA's CUDA C++ programming guide,
-    "Compute Capabilities".
+    """Whether kernels built for `archs` run on a GPU; what is not known counts as supported.
 
     Args:
         archs: What `torch.cuda.get_arch_list()` returns; empty means unknown.
-        capability: Major and minor version; None means unknown. Unknown counts as supported.
+        capability: The compute capability of the GPU; None means unknown.
 
     Example:
         >>> supports(["sm_80", "sm_90"], (8, 6)), supports(["sm_80", "sm_90"], (7, 5))
         (True, False)
     """
-    archs = list(archs)
-    if not archs or capability is None or capability in _INTEGRATED:
+    archs = tuple(archs)
+    # NVIDIA does not support code for other chips on integrated ones, which is less than to say
+    # that none runs; and here, unlike in the report on the environment, no kernel can be tried.
+    if not archs or capability is None or capability in INTEGRATED:
         return True
-    return any(_runs(arch, capability) for arch in archs)
-
-
-def _runs(arch: str, capability: tuple[int, int]) -> bool:
-    kind, _, number = arch.partition("_")
-    digits = number.rstrip("af")
-    if kind not in ("sm", "compute") or not digits.isdecimal() or len(digits) < 2:
-        return True  # a form this function does not know, such as gfx90a: claim nothing
-    built = (int(digits[:-1]), int(digits[-1]))
-    if number.endswith("a"):
-        return built == capability
-    if kind == "compute" and number == digits:
-        return built <= capability
-    return built[0] == capability[0] and built[1] <= capability[1]
+    return any(arch_runs(arch, capability) is not False for arch in archs)
 
 
 def device_name(index: int) -> str:
