@@ -336,6 +336,22 @@ def test_hostile_objects_in_a_failing_frame(simulated_accelerator: Simulation) -
     assert len(text) < 2000
 
 
+def test_a_failure_of_the_explanation_hides_nothing(
+    simulated_accelerator: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise LookupError("a mistake in the search")
+
+    monkeypatch.setattr("devicekit.diagnosis.explanation.mentions", fail)
+    monkeypatch.setattr("devicekit.diagnosis.arguments.trace", fail)
+    inside = guard(lambda x: x + torch.ones(2))
+    with pytest.raises(RuntimeError, match="found at least two devices") as caught:
+        inside(torch.ones(2, device="sim"))
+    assert not isinstance(caught.value, DeviceMismatchError)
+    x = torch.ones(1)
+    assert 'fix: x = x.to("sim:0")' in message_of(lambda: call(Net().to("sim"), x, {}))
+
+
 def test_items_of_a_defaultdict_are_not_made() -> None:
     from collections import defaultdict
 

@@ -139,6 +139,14 @@ class _Caller:
 
     def origin(self, argument: Argument) -> Origin | None:
         """What an argument is in the caller, with the fix there."""
+        try:
+            return self._found(argument)
+        except Exception:
+            # Whatever stands in the caller's frame: nothing is lost but the name that the argument
+            # has there, and the error is raised with the name that it has here.
+            return None
+
+    def _found(self, argument: Argument) -> Origin | None:
         mention = self._mention(argument) or self._holder(argument)
         if mention is None:
             made = inline(search_in(self.users, self.target, "")) if self.users else None

@@ -12,7 +12,7 @@ def score(x):
     return weighted(x)
 
 
-def weighted(x, weight=torch.ones(3)):
+def weighted(x, weight=torch.ones(3)):  # noqa: B008
     return (x * weight).sum()
 
 
