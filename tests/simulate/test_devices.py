@@ -287,3 +287,24 @@ def test_cycles_are_collected_while_kernels_run():
     for _ in range(300):
         a = Holder()
         a.me, a.x = a, there(10) * 2
+
+
+# ------------------------------------------------------------------ distributed
+
+
+def test_gloo_is_refused(tmp_path):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        for call in (
+            lambda: dist.all_reduce(there(2)),
+            lambda: dist.broadcast(there(2), 0),
+            lambda: nn.parallel.DistributedDataParallel(nn.Linear(2, 2).to(DEVICE)),
+        ):
+            refused(call, match="No backend type associated with device type sim")
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        close(x, torch.ones(2))
+    finally:
+        dist.destroy_process_group()

@@ -68,9 +68,9 @@ def _own_on_sparse_cuda() -> Iterator[Any]:
         op = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
         if not operator.on_sparse_cuda or op is None or name in (*_PARTS, "copy_", "_to_dense"):
             continue
-        if not any(a.is_out for a in op._schema.arguments) and not is_view(op):
-            if private.has_kernel_for(op.name(), "SparseCPU"):
-                yield op
+        makes = not any(a.is_out for a in op._schema.arguments) and not is_view(op)
+        if makes and private.has_kernel_for(op.name(), "SparseCPU"):
+            yield op
 
 
 def _to_dense(

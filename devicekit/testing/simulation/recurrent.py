@@ -138,7 +138,7 @@ class _Once(torch.autograd.Function):
         raise NotImplementedError(
             "the derivative for '_cudnn_rnn_backward' is not implemented. Double backwards is not "
             "supported for CuDNN RNNs due to limitations in the CuDNN API. To run double "
-            "backwards, please disable the CuDNN backend temporarily while running the forward pass "
-            "of your RNN. For example: \nwith torch.backends.cudnn.flags(enabled=False):\n"
+            "backwards, please disable the CuDNN backend temporarily while running the forward "
+            "pass of your RNN. For example: \nwith torch.backends.cudnn.flags(enabled=False):\n"
             "    output = model(inputs)"
         )
