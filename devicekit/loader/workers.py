@@ -116,7 +116,7 @@ class Collate:
             return self._in_main_process(samples)
         each = samples if self.batched else [samples]
         # Where the first sample is decides where torch's own collate puts the batch.
-        if any(map(on_accelerator, _tensors(each[:1]))):
+        if self.batched and any(map(on_accelerator, _tensors(each[:1]))):
             return found_in_samples(each)
         try:
             batch = self.collate_fn(samples)
