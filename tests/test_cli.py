@@ -27,7 +27,7 @@ def _plain_terminal(monkeypatch):
     for name in ("NO_COLOR", "FORCE_COLOR", *masks):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(visible, "ask_driver", lambda: None)
+    monkeypatch.setattr(visible, "driver_order", lambda: None)
 
 
 def run(capsys, *arguments):

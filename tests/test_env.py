@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import devicekit
+from devicekit.driver import Driver
 from devicekit.env import (
     EnvGpu,
     Environment,
@@ -42,7 +43,7 @@ GIB = 1024**3
 def _plain_machine(monkeypatch):
     for name in collect.VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(visible, "ask_driver", lambda: None)
+    monkeypatch.setattr(visible, "driver_order", lambda: None)
 
 
 # The rules ...
@@ -537,7 +538,7 @@ def report_of(monkeypatch):
 
     def make(torch, *gpus, nvccs=(), **options):
         monkeypatch.setattr(collect, "torch_facts", lambda: torch)
-        monkeypatch.setattr(collect, "driver_facts", dict)
+        monkeypatch.setattr(collect, "ask_driver", lambda: Driver("unknown"))
         monkeypatch.setattr(collect, "find_nvccs", lambda environ: tuple(nvccs))
         monkeypatch.setattr(collect, "cuda_home", lambda environ: (None, ""))
         monkeypatch.setattr(collect, "_gpu_in_pci", lambda folder: bool(gpus))

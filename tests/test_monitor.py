@@ -1,4 +1,3 @@
-import ctypes
 import dataclasses
 import io
 import json
@@ -20,13 +19,11 @@ from devicekit.monitor import (
     UNAVAILABLE,
     OwnMemory,
     Snapshot,
-    _cuda_driver,
     snapshot,
     snapshots,
     visible,
 )
 from devicekit.monitor import processes as processes_module
-from devicekit.monitor.collect import cuda_version
 from devicekit.monitor.smi import number
 from devicekit.monitor.table import as_markdown, as_rich, size
 from devicekit.testing import FakeNvml
@@ -40,7 +37,7 @@ GIB = 1024**3
 def _plain_machine(monkeypatch):
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(visible, "ask_driver", lambda: None)
+    monkeypatch.setattr(visible, "driver_order", lambda: None)
     monkeypatch.setattr(processes_module, "_in_container", lambda: False)
 
 
@@ -116,7 +113,8 @@ def test_records_are_frozen_and_hashable():
     ("number", "text"), [(12040, "12.4"), (11080, "11.8"), (9000, "9.0"), (10010, "10.1")]
 )
 def test_r101_the_drivers_number_for_cuda(number, text):
-    assert cuda_version(number) == text
+    with FakeNvml(cuda_driver=number):
+        assert snapshot().driver_max_cuda == text
 
 
 def test_r110_without_nvml_a_snapshot_is_empty_and_says_why():
@@ -255,70 +253,6 @@ def test_r112_the_number_parser_never_fails(text):
 @given(st.integers(0, 10**7), st.sampled_from(["", " MiB", " %", " W"]))
 def test_r112_numbers_are_read(value, unit):
     assert number(f"{value}{unit}") == (float(value), None)
-
-
-# Asking the CUDA driver ...
-
-
-class FakeCuda:
-    """The functions of libcuda that list devices."""
-
-    def __init__(self, uuids, init=0):
-        self.uuids, self.init = uuids, init
-
-    def cuDriverGetVersion(self, out):
-        out._obj.value = 12040
-        return 0
-
-    def cuInit(self, flags):
-        return self.init
-
-    def cuDeviceGetCount(self, out):
-        out._obj.value = len(self.uuids)
-        return 0
-
-    def cuDeviceGetUuid(self, out, index):
-        out._obj[:] = bytes.fromhex(self.uuids[index].replace("-", ""))
-        return 0
-
-
-UUID = "01234567-89ab-cdef-0123-456789abcdef"
-
-
-@pytest.mark.parametrize(
-    ("cuda", "answer"),
-    [
-        (FakeCuda([UUID]), {"cuda_version": 12040, "uuids": [f"GPU-{UUID}"]}),
-        (FakeCuda([], init=100), {"cuda_version": 12040, "uuids": []}),
-        (
-            FakeCuda([], init=803),
-            {"cuda_version": 12040, "error": "the CUDA driver returned error 803"},
-        ),
-    ],
-)
-def test_the_driver_lists_its_devices(monkeypatch, cuda, answer):
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: cuda)
-    assert _cuda_driver.facts() == answer
-
-
-def test_without_the_driver_the_error_is_the_answer(monkeypatch):
-    def refuse(name):
-        raise OSError(f"{name}: cannot open shared object file")
-
-    monkeypatch.setattr(ctypes, "CDLL", refuse)
-    assert "cannot open" in _cuda_driver.facts()["error"]
-
-
-def test_the_other_process_answers():
-    facts = visible.driver_facts()
-    assert "error" in facts or "uuids" in facts
-
-
-def test_no_other_process_is_no_order(monkeypatch):
-    monkeypatch.setattr(sys, "executable", "")
-    assert "error" in visible.driver_facts()
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    assert "error" in visible.driver_facts()
 
 
 # FakeNvml itself ...

@@ -29,7 +29,7 @@ def _plain_machine(monkeypatch):
     """No mask, the host's process ids, and no CUDA driver to ask."""
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(visible, "ask_driver", lambda: None)
+    monkeypatch.setattr(visible, "driver_order", lambda: None)
     monkeypatch.setattr(processes_module, "_in_container", lambda: False)
 
 
@@ -266,7 +266,7 @@ def test_07_gpus_of_different_speed_need_the_driver(monkeypatch):
     assert [gpu.cuda_index for gpu in found.gpus] == [None, None]
     assert found.gpus[0].reasons["cuda_index"] == "cuda_index_unknown"
     fastest_first = [found.gpus[1].uuid, found.gpus[0].uuid]
-    monkeypatch.setattr(visible, "ask_driver", lambda: fastest_first)
+    monkeypatch.setattr(visible, "driver_order", lambda: fastest_first)
     assert [gpu.cuda_index for gpu in take(*mixed).gpus] == [1, 0]
 
 
@@ -399,7 +399,7 @@ def test_09_a_mask_of_mig_uuids_numbers_the_parts(monkeypatch):
 def test_09_without_a_mask_only_the_driver_knows_which_part_cuda_takes(monkeypatch):
     (gpu,) = take(mig_gpu()).gpus
     assert gpu.mig_devices[0].reasons["cuda_index"] == "cuda_index_unknown"
-    monkeypatch.setattr(visible, "ask_driver", lambda: ["GPU-1111"])
+    monkeypatch.setattr(visible, "driver_order", lambda: ["GPU-1111"])
     (gpu,) = take(mig_gpu()).gpus
     assert [part.cuda_index for part in gpu.mig_devices] == [0, None]
 

@@ -3,11 +3,10 @@
 import ctypes
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 
 import pytest
@@ -15,18 +14,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devicekit import compat
+from devicekit import compat, driver
+from devicekit.driver import Gpu
+from devicekit.driver.nvml import ask_nvml
 from devicekit.probe import (
     REASONS,
     Probe,
     accelerator_types,
     cuda,
     device_name,
-    driver,
     known_types,
     probe,
 )
-from devicekit.probe.driver import Driver, Gpu
 from devicekit.testing import simulate
 from devicekit.testing.simulation.private import MISSING
 
@@ -37,6 +36,11 @@ OLD = Gpu("GeForce GTX 1080", "GPU-cccc-3", (6, 1))
 needs_simulation = pytest.mark.skipif(bool(MISSING), reason="this torch is too old to simulate")
 
 NO_SUCH_FILE = "cannot open shared object file: No such file or directory"
+
+
+def shows(*gpus: Gpu) -> dict:
+    """What the child process prints where CUDA shows these GPUs."""
+    return {"code": 0, "cuda": 12080, "gpus": [asdict(gpu) for gpu in gpus]}
 
 
 class FakeNvml:
@@ -173,8 +177,7 @@ def test_usable(machine) -> None:
 
 
 def test_names_of_unlike_gpus_come_from_cuda(machine) -> None:
-    gpus = [["NVIDIA H200", 9, 0], ["NVIDIA A100", 8, 0]]
-    fake = machine(gpus=(A100, H200), child={"code": 0, "cuda": 12080, "gpus": gpus})
+    fake = machine(gpus=(A100, H200), child=shows(H200, A100))
     assert probe("cuda") == Probe("cuda", 2)
     assert fake.children == 0
     assert cuda.device_name(0) == "NVIDIA H200"
@@ -251,9 +254,7 @@ def test_r080_hidden(machine, mask: str, count: int) -> None:
 
 
 def test_a_mig_mask_is_for_the_driver_to_judge(machine) -> None:
-    fake = machine(
-        mask="MIG-1234", child={"code": 0, "cuda": 12080, "gpus": [["A100 MIG 1g.5gb", 8, 0]]}
-    )
+    fake = machine(mask="MIG-1234", child=shows(Gpu("A100 MIG 1g.5gb", "GPU-eeee-5", (8, 0))))
     for _ in range(3):
         assert probe("cuda") == Probe("cuda", 1)
         assert cuda.device_name(0) == "A100 MIG 1g.5gb"
@@ -261,7 +262,7 @@ def test_a_mig_mask_is_for_the_driver_to_judge(machine) -> None:
 
 
 def test_a_mask_that_torch_cannot_read_is_for_the_driver_to_judge(machine) -> None:
-    fake = machine(mask="0,-", child={"code": 0, "cuda": 12080, "gpus": [["A100", 8, 0]]})
+    fake = machine(mask="0,-", child=shows(A100))
     assert probe("cuda") == Probe("cuda", 1)
     assert fake.children == 1
 
@@ -287,7 +288,7 @@ def test_unsupported_arch(machine) -> None:
 
 
 def test_an_old_gpu_beside_a_good_one_is_for_cuda_to_order(machine) -> None:
-    exact = {"code": 0, "cuda": 12080, "gpus": [["NVIDIA H200", 9, 0], ["GeForce GTX 1080", 6, 1]]}
+    exact = shows(H200, OLD)
     machine(gpus=(OLD, H200), child=exact)
     assert probe("cuda") == Probe("cuda", 2)
     assert cuda.device_name(0) == "NVIDIA H200"
@@ -299,7 +300,7 @@ def test_broken_in_the_words_of_the_driver(machine) -> None:
     answer = probe("cuda")
     assert answer.reason == "broken"
     assert words in answer.sentence
-    fake.child = {"code": 0, "cuda": 12080, "gpus": [["A100", 8, 0]]}
+    fake.child = shows(A100)
     assert probe("cuda").count == 1  # a failure is not kept
 
 
@@ -332,7 +333,7 @@ def test_a_child_process_that_fails_is_not_held_against_the_gpu(machine, error) 
 
 
 def test_a_board_without_nvml_is_asked_through_the_driver(machine) -> None:
-    machine(libraries=("libcuda.so.1",), child={"code": 0, "cuda": 12060, "gpus": [["Orin", 8, 7]]})
+    machine(libraries=("libcuda.so.1",), child=shows(Gpu("Orin", "GPU-dddd-4", (8, 7))))
     assert probe("cuda") == Probe("cuda", 1)
     assert cuda.device_name(0) == "Orin"
 
@@ -348,7 +349,7 @@ def test_a_lost_gpu_does_not_hide_the_others(machine) -> None:
 
 
 def test_an_nvml_without_a_function_is_no_crash(machine, monkeypatch) -> None:
-    fake = machine(child={"code": 0, "cuda": 12080, "gpus": [["A100", 8, 0]]})
+    fake = machine(child=shows(A100))
     monkeypatch.delattr(FakeNvml, "nvmlSystemGetCudaDriverVersion_v2")
     assert probe("cuda").count == 1
     assert fake.children == 1
@@ -623,72 +624,6 @@ def test_accelerators_come_best_first() -> None:
     assert "cpu" not in accelerator_types()
 
 
-# --- The child process, against libraries made for the purpose.
-
-_LIBCUDA = """
-#include <string.h>
-int cuDriverGetVersion(int *v) { *v = 12040; return 0; }
-int cuInit(unsigned flags) { return INIT; }
-int cuGetErrorName(int code, const char **text) { *text = "CUDA_ERROR_MADE_UP"; return 0; }
-int cuGetErrorString(int code, const char **text) { *text = "made up"; return 0; }
-int cuDeviceGetCount(int *n) { *n = 2; return 0; }
-int cuDeviceGet(int *device, int i) { *device = 40 + i; return 0; }
-int cuDeviceGetName(char *name, int n, int device) { strncpy(name, "Made up", n); return 0; }
-int cuDeviceGetAttribute(int *value, int what, int device) {
-  *value = what == 75 ? 8 : what == 76 ? device - 40 : -1; return 0; }
-"""
-
-
-@pytest.fixture
-def libcuda(tmp_path, monkeypatch) -> Callable[[int], None]:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
-
-    def build(init: int) -> None:
-        source, library = tmp_path / "cuda.c", tmp_path / "libcuda.so.1"
-        source.write_text(_LIBCUDA)
-        command = [compiler, "-shared", "-fPIC", f"-DINIT={init}", "-o", library, source]
-        subprocess.run(command, check=True)
-        monkeypatch.setattr(driver, "_CUDA_LIBRARY", str(library))
-
-    return build
-
-
-def test_the_child_process_asks_the_driver(libcuda) -> None:
-    libcuda(0)
-    assert driver.missing_library() is None
-    assert driver.ask_driver() == Driver(
-        "ok",
-        cuda=(12, 4),
-        gpus=(Gpu("Made up", "", (8, 0)), Gpu("Made up", "", (8, 1))),
-        masked=True,
-    )
-
-
-@pytest.mark.parametrize(("code", "state"), [(100, "ok"), (999, "failed")])
-def test_the_child_process_reports_errors(libcuda, code: int, state: str) -> None:
-    libcuda(code)
-    answer = driver.ask_driver()
-    assert (answer.state, answer.gpus, answer.cuda) == (state, (), (12, 4))
-    assert answer.words == ("" if state == "ok" else "CUDA_ERROR_MADE_UP (999): made up")
-
-
-def test_the_child_process_fails_without_a_library(monkeypatch) -> None:
-    monkeypatch.setattr(driver, "_CUDA_LIBRARY", "libcuda-that-is-not-there.so.1")
-    assert driver.missing_library() is not None
-    assert driver.ask_driver().state == "unknown"
-
-
-@pytest.mark.parametrize("executable", ["", None, "/opt/app/train", "/usr/bin/uwsgi"])
-def test_an_application_is_not_started_once_more(monkeypatch, executable) -> None:
-    monkeypatch.setattr(sys, "executable", executable)
-    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: pytest.fail("started it"))
-    answer = driver.ask_driver()
-    assert answer.state == "unknown"
-    assert "not a Python interpreter" in answer.words
-
-
 # --- Asking has no effect on this process and its children.
 
 _ASK = """
@@ -801,7 +736,7 @@ def test_a_real_gpu_agrees_with_torch() -> None:
     assert answer["reason"] is None
     assert (answer["child"], answer["initialised"]) == ("good", False)
     exact = driver.ask_driver()
-    nvml = driver.ask_nvml()
+    nvml = ask_nvml()
     assert len(exact.gpus) == probe("cuda").count == torch.cuda.device_count()
     assert exact.cuda == nvml.cuda
     assert {gpu.name for gpu in exact.gpus} <= {gpu.name for gpu in nvml.gpus}

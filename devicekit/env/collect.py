@@ -10,13 +10,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from devicekit.driver import ask_driver
 from devicekit.env import judge
 from devicekit.env.data import EnvGpu, Environment, Nvcc, Problem
 from devicekit.env.toolkits import cuda_home, find_nvccs
 from devicekit.env.torch_facts import torch_facts
 from devicekit.monitor import Snapshot, snapshot
-from devicekit.monitor.collect import cuda_version
-from devicekit.monitor.visible import driver_facts, same_uuid
+from devicekit.monitor.visible import same_uuid
 
 __all__ = ["environment"]
 
@@ -167,8 +167,8 @@ def _about_driver(shot: Snapshot, reasons: dict[str, str]) -> dict[str, Any]:
     if driver is None or cuda is None:
         # Where NVML was not asked: the driver's kernel module, and its library for CUDA.
         driver = driver or _kernel_module_version(Path("/proc"))
-        number = driver_facts().get("cuda_version")
-        cuda = cuda or (cuda_version(number) if isinstance(number, int) else None)
+        supported = ask_driver().cuda
+        cuda = cuda or (f"{supported[0]}.{supported[1]}" if supported else None)
     code = shot.reason or "not_reported"
     reasons |= {"driver": code} if driver is None else {}
     reasons |= {"driver_max_cuda": code} if cuda is None else {}

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from devicekit.driver import cuda_version
 from devicekit.monitor.data import Gpu, Snapshot
 from devicekit.monitor.numbering import number_gpus
 from devicekit.monitor.nvml import Nvml, Unavailable, session
@@ -18,7 +19,7 @@ from devicekit.monitor.processes import gpu_processes, is_wsl
 from devicekit.monitor.reasons import UNAVAILABLE
 from devicekit.monitor.smi import smi_snapshot
 
-__all__ = ["cuda_version", "empty", "snapshot", "snapshots", "take"]
+__all__ = ["empty", "snapshot", "snapshots", "take"]
 
 _DRIVER_MODELS = {0: "WDDM", 1: "TCC", 2: "MCDM"}
 # The capabilities of chips without a memory of their own: Jetson (Nano, TX2, Xavier, Orin, Thor
@@ -109,23 +110,13 @@ def take(nvml: Nvml) -> Snapshot:
         time_unix_seconds=time.time(),
         source="nvml",
         driver=driver,
-        driver_max_cuda=None if number is None else cuda_version(number),
+        driver_max_cuda=_dotted(None if number is None else cuda_version(number)),
         gpus=numbered,
         own=own_memory(numbered),
         problem=problem,
         remedy=remedy,
         reasons=reasons,
     )
-
-
-def cuda_version(number: int) -> str:
-    """Return a CUDA version from the form in which the driver counts.
-
-    Example:
-        >>> cuda_version(12040), cuda_version(9000)
-        ('12.4', '9.0')
-    """
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _gpu(nvml: Nvml, index: int, driver: str | None) -> Gpu:
@@ -146,7 +137,7 @@ def _gpu(nvml: Nvml, index: int, driver: str | None) -> Gpu:
     bus = ask("pci_bus_id", "nvmlDeviceGetPciInfo")
     capability = ask("compute_capability", "nvmlDeviceGetCudaComputeCapability")
     model = ask("driver_model", "nvmlDeviceGetCurrentDriverModel")
-    capability_text = None if capability is None else f"{capability[0]}.{capability[1]}"
+    capability_text = _dotted(capability)
     model_name = _DRIVER_MODELS.get(model)
     # Only Windows has driver models; that Linux does not support the question is no finding.
     if reasons.get("driver_model") == "not_supported":
@@ -188,6 +179,10 @@ def _gpu(nvml: Nvml, index: int, driver: str | None) -> Gpu:
         reasons=reasons,
     )
     return replace(found, **memory)
+
+
+def _dotted(version: tuple[int, int] | None) -> str | None:
+    return None if version is None else f"{version[0]}.{version[1]}"
 
 
 def _text(value: str | bytes) -> str:

@@ -21,7 +21,7 @@ def number_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, .
             [(gpu.uuid, gpu.name) for gpu in gpus],
             [part.uuid for part in parts if part.uuid],
             environ,
-            visible.ask_driver,
+            visible.driver_order,
         )
 
     def numbered(gpu: Gpu) -> Gpu:

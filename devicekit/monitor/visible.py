@@ -10,17 +10,12 @@ Sources: CUDA C++ Programming Guide, "CUDA Environment Variables"; the edge case
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
-__all__ = ["ask_driver", "cuda_order", "same_uuid", "visible_entries"]
+from devicekit import driver
 
-_DRIVER_SCRIPT = Path(__file__).with_name("_cuda_driver.py")
-_DRIVER_TIMEOUT_S = 10.0
+__all__ = ["cuda_order", "driver_order", "same_uuid", "visible_entries"]
 
 
 def visible_entries(value: str | None) -> list[int] | list[str] | None:
@@ -131,29 +126,8 @@ def _by_uuid(entries: list[str], known: list[str]) -> list[str]:
     return found
 
 
-def ask_driver() -> list[str] | None:
-    """Ask the CUDA driver for the UUIDs in its order, in a process of its own.
-
-    The other process calls `cuInit` and reads the UUIDs; it creates no context, and this process
-    does not touch CUDA, so that it can still fork.
-    """
-    uuids = driver_facts().get("uuids")
-    return [str(uuid) for uuid in uuids] if isinstance(uuids, list) else None
-
-
-def driver_facts() -> dict[str, object]:
-    """Return what the CUDA driver says: `cuda_version`, `uuids`, or `error`."""
-    if not sys.executable:
-        return {"error": "the Python interpreter is not known"}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", str(_DRIVER_SCRIPT)],
-            capture_output=True,
-            text=True,
-            timeout=_DRIVER_TIMEOUT_S,
-            check=True,
-        )
-        facts = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return {"error": f"{type(error).__name__}: {error}"}
-    return facts if isinstance(facts, dict) else {"error": "no answer"}
+def driver_order() -> list[str] | None:
+    """Ask the CUDA driver for the UUIDs in its order; `None` where it does not say."""
+    answer = driver.ask_driver()
+    uuids = [gpu.uuid for gpu in answer.gpus]
+    return uuids if answer.state == "ok" and all(uuids) else None

@@ -12,17 +12,10 @@ import torch
 
 from devicekit import compat
 from devicekit.archs import INTEGRATED, arch_runs
+from devicekit.driver import Driver, Gpu, ask_driver, missing_library
+from devicekit.driver.nvml import NVML_DRIVER_NOT_LOADED, NVML_LIBRARY_MISMATCH, ask_nvml
 from devicekit.errors import warn
 from devicekit.probe.answer import Probe, Reason
-from devicekit.probe.driver import (
-    NVML_DRIVER_NOT_LOADED,
-    NVML_LIBRARY_MISMATCH,
-    Driver,
-    Gpu,
-    ask_driver,
-    ask_nvml,
-    missing_library,
-)
 
 __all__ = ["MASKS", "Facts", "ask", "device_name", "forget", "judge", "supports"]
 
