@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from devicekit.children import run
 from devicekit.env.data import Nvcc
 
 __all__ = ["cuda_home", "find_nvccs"]
@@ -81,14 +82,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
 def _release(path: Path) -> tuple[str | None, str | None]:
     """Return the version that a compiler prints, or the reason why it is not known."""
     try:
-        done = subprocess.run(
-            [str(path), "--version"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-        )
+        done = run([str(path), "--version"], timeout_s=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return None, "timeout"
     except OSError:

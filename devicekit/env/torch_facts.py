@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
+from devicekit.children import run_python
 from devicekit.env._torch_child import MARK
 
 __all__ = ["torch_facts"]
@@ -34,18 +35,10 @@ def torch_facts() -> dict[str, Any]:
         return {"missing": False, "import_error": f"{type(error).__name__}: {error}"}
     if spec is None:
         return {"missing": True, "import_error": "No module named 'torch'"}
-    if not sys.executable:
-        return {"failed": "the path of the Python interpreter is not known"}
     try:
-        done = subprocess.run(
-            # Warnings are not findings, and where they are errors torch could not be imported.
-            [sys.executable, "-W", "ignore", "-c", _PROGRAM, json.dumps(list(map(str, sys.path)))],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-        )
+        # Warnings are not findings, and where they are errors torch could not be imported.
+        arguments = ["-W", "ignore", "-c", _PROGRAM, json.dumps(list(map(str, sys.path)))]
+        done = run_python(arguments, timeout_s=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return {"failed": f"torch did not answer within {TIMEOUT_S:g} s"}
     except OSError as error:

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from devicekit.children import run
 from devicekit.monitor.data import Gpu, GpuProcess, Snapshot
 from devicekit.monitor.numbering import number_gpus
 from devicekit.monitor.nvml import Unavailable
@@ -125,14 +126,7 @@ def _gpu_rows() -> list[dict[str, str]]:
 def _query(what: str, names: tuple[str, ...]) -> list[list[str]]:
     command = ["nvidia-smi", f"--query-{what}={','.join(names)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-        )
+        done = run(command, timeout_s=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise Unavailable("nvidia_smi_failed", f"no answer in {TIMEOUT_S:g} s") from None
     except OSError as error:
