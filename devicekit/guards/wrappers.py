@@ -49,9 +49,10 @@ def {name}({parameters}):
     if _dk_is_compiling():
         return _dk_function({parameters})
     try:
-        _dk_owner = {me}
-        for _dk_name in _dk_way:
-            _dk_owner = _dk_owner._modules[_dk_name]
+        _dk_owner = {me}._modules[_dk_first] if _dk_first else {me}
+        if _dk_rest:
+            for _dk_name in _dk_rest:
+                _dk_owner = _dk_owner._modules[_dk_name]
         _dk_device = _dk_owner._parameters[_dk_key].device
         _dk_agree = {agree}
     except (AttributeError, KeyError):
@@ -83,7 +84,8 @@ def _wrap_method(check: Check) -> Callable[..., Any]:
     def enter(self: Any, *args: Any) -> None:
         check.enter((self, *args), {}, depth=3)
         if isinstance(self, nn.Module):
-            space["_dk_way"], space["_dk_key"] = nearest_parameter(self) or ((), "")
+            way, space["_dk_key"] = nearest_parameter(self) or ((), "")
+            space["_dk_first"], space["_dk_rest"] = way[0] if way else "", way[1:]
 
     agree = " and ".join(
         f"(type({name}) is _dk_Tensor and {name}.device == _dk_device or {name} is None)"
@@ -93,10 +95,11 @@ def _wrap_method(check: Check) -> Callable[..., Any]:
         "_dk_Tensor": Tensor,
         "_dk_enter": enter,
         "_dk_explain": check.raise_explained,
+        "_dk_first": "",  # one step is the usual, and cheaper than a loop
         "_dk_function": check.function,
         "_dk_is_compiling": _is_compiling,
         "_dk_key": "",
-        "_dk_way": (),
+        "_dk_rest": (),
     }
     source = _TEMPLATE.format(
         name=check.function.__name__ if check.function.__name__.isidentifier() else "guarded",
