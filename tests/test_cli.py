@@ -12,6 +12,7 @@ from golden_screens import assert_screen
 
 import devicekit
 from devicekit import cli
+from devicekit.cli import output
 from devicekit.env import Environment
 from devicekit.env.data import Verdict
 from devicekit.monitor import visible
@@ -60,6 +61,23 @@ def test_wrong_arguments_are_2(arguments, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--watch", "soon"], "'soon' is not a number"),
+        (["--watch", "0.1"], "'0.1' is not a number of seconds of at least 0.25"),
+        (["--count", "many"], "'many' is not a number"),
+        (["--count", "0"], "'0' is not a whole number of at least 1"),
+        (["--count", "1.5"], "'1.5' is not a whole number of at least 1"),
+        (["--count", "inf"], "'inf' is not a whole number of at least 1"),
+    ],
+)
+def test_wrong_numbers_are_explained(arguments, words, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["monitor", *arguments])
+    assert capsys.readouterr().err.endswith(f"{words}\n")
 
 
 def test_version(capsys):
@@ -316,7 +334,7 @@ def test_when_there_is_colour(monkeypatch, variables, tty, color):
     monkeypatch.setenv("TERM", "xterm")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert cli._use_color(Stream()) is color
+    assert output.use_color(Stream()) is color
 
 
 @pytest.mark.parametrize("command", [["monitor"], ["env"], ["devices"]])

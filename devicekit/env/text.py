@@ -12,7 +12,7 @@ from devicekit.env.data import EnvGpu, Environment, Nvcc
 from devicekit.monitor.reasons import UNAVAILABLE
 from devicekit.monitor.table import size
 
-__all__ = ["as_markdown", "as_text", "scrub"]
+__all__ = ["as_markdown", "as_text", "scrub", "wrapped"]
 
 _LABEL = 14
 _COLORS = {"ok": "32", "warning": "33", "error": "31", "unknown": "36"}
@@ -35,14 +35,14 @@ def as_text(report: Environment, *, width: int = 80, color: bool = False) -> str
             mark = f"\x1b[{_COLORS[mark]}m{mark}\x1b[0m"
         pad = " " * (9 - len(verdict.level))
         body = f"{verdict.pair}: {verdict.sentence}."
-        lines.append(mark + pad + _wrapped(body, width, 9).lstrip())
+        lines.append(mark + pad + wrapped(body, width, 9).lstrip())
         if verdict.rule not in told:
-            lines.append(_wrapped(f"rule: {verdict.rule} ({verdict.source})", width, 9))
+            lines.append(wrapped(f"rule: {verdict.rule} ({verdict.source})", width, 9))
         told.add(verdict.rule)
         if verdict.remedy:
-            lines.append(_wrapped(f"fix: {verdict.remedy}", width, 9))
+            lines.append(wrapped(f"fix: {verdict.remedy}", width, 9))
     for problem in report.problems:
-        lines.append(_wrapped(f"not asked: {problem.probe}: {problem.sentence}", width, 0))
+        lines.append(wrapped(f"not asked: {problem.probe}: {problem.sentence}", width, 0))
     return "\n".join(lines) + "\n"
 
 
@@ -96,7 +96,8 @@ def _user() -> str:
     return name if len(name) > 3 and name != "root" else ""
 
 
-def _wrapped(text: str, width: int, indent: int) -> str:
+def wrapped(text: str, width: int, indent: int) -> str:
+    """Break a text into lines of this width, indented; what is pasted elsewhere stays whole."""
     space = " " * indent
     return textwrap.fill(
         text,
@@ -110,7 +111,7 @@ def _wrapped(text: str, width: int, indent: int) -> str:
 
 def _fact(label: str, value: str, width: int) -> str:
     head = label.ljust(_LABEL)
-    return head + _wrapped(value, width, _LABEL)[_LABEL:]
+    return head + wrapped(value, width, _LABEL)[_LABEL:]
 
 
 def _facts(report: Environment, *, private: bool) -> Iterator[tuple[str, str]]:
