@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -155,6 +156,9 @@ def test_loader(workers, pin):
         on(DEVICE, moved)
         total += moved.sum().item()
     assert total == 4 * sum(range(16))
+    deadline = time.monotonic() + 10
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.01)  # the threads of queues and pinning end by themselves
     assert threading.active_count() == threads
 
 

@@ -41,7 +41,7 @@ backend_name = _find("torch._C._get_privateuse1_backend_name")
 real_accelerator = _find("torch._C._accelerator_getAccelerator")
 
 # Storages over foreign bytes, and the C getters under `Tensor.device` and friends, which a disguise
-# on the Python level does not change. Seen in 2.13, 2.14.
+# on the Python level does not change. Seen in 2.10, 2.13, 2.14.
 storage_over = _find("torch._C._construct_storage_from_data_pointer")
 tensor_device = _find("torch._C.TensorBase.device.__get__")
 StorageBase = _find("torch._C.StorageBase")
@@ -54,7 +54,7 @@ set_conj = _find("torch._C._set_conj")
 set_neg = _find("torch._C._set_neg")
 swap_tensor_impl = _find("torch._C._swap_tensor_impl")
 
-# Dispatch. Seen in 2.13, 2.14.
+# Dispatch. Seen in 2.10, 2.13, 2.14.
 DispatchKey = _find("torch._C.DispatchKey")
 DispatchKeySet = _find("torch._C.DispatchKeySet")
 ExcludeDispatchKeyGuard = _find("torch._C._ExcludeDispatchKeyGuard")
@@ -63,17 +63,18 @@ OpOverload = _find("torch._ops.OpOverload")
 
 DisableTorchFunction = _find("torch._C.DisableTorchFunction")
 
-# The table in which torch.jit looks up factories. Seen in 2.13, 2.14.
+# The table in which torch.jit looks up factories. Seen in 2.10, 2.13, 2.14.
 find_jit_builtin = _find("torch.jit._builtins._find_builtin")
 register_jit_builtin = _find("torch.jit._builtins._register_builtin")
 # The set of factories that `with torch.device(...)` handles; made, and kept, at its first call.
 device_constructors = _find("torch.utils._device._device_constructors")
 
-# Python functions of torch that are replaced while a simulation is active. Seen in 2.13, 2.14.
+# Python functions of torch that are replaced while a simulation is active. Seen in 2.10, 2.13,
+# 2.14.
 engine_run_backward = _find("torch.autograd.graph._engine_run_backward")
 has_compatible_shallow_copy_type = _find("torch._has_compatible_shallow_copy_type")
 
-# What the disguise as CUDA replaces or asks. Seen in 2.13, 2.14.
+# What the disguise as CUDA replaces or asks. Seen in 2.10, 2.13, 2.14.
 tensor_is_cuda = _find("torch._C.TensorBase.is_cuda.__get__")
 get_accelerator = _find("torch._C._get_accelerator")
 DeviceContext = _find("torch.utils._device.DeviceContext")
@@ -103,7 +104,7 @@ AUTOCAST_FUNCTIONS = (
 )
 
 # The namespace through which torch.nn calls recurrent layers, and whether a `torch.func` transform
-# is under way. Seen in 2.13, 2.14.
+# is under way. Seen in 2.10, 2.13, 2.14.
 VF = _find("torch._VF")
 peek_functorch = _find("torch._C._functorch.peek_interpreter_stack")
 
@@ -124,7 +125,8 @@ def stand_in(wrapper: Callable[..., Any], function: Callable[..., Any]) -> None:
         register_jit_builtin(wrapper, found)
 
 
-# The handle of an overload does what its public `redispatch` does, 1 us faster. Seen in 2.13, 2.14.
+# The handle of an overload does what its public `redispatch` does, 1 us faster. Seen in 2.10, 2.13,
+# 2.14.
 _find("torch.ops.aten.alias.default._handle.redispatch_boxed")
 
 
@@ -144,5 +146,5 @@ def require() -> None:
     raise NotImplementedError(
         f"the simulated accelerator needs torch >= {LOWEST}, and this is torch "
         f"{torch.__version__}: it lacks {', '.join(MISSING)}. Install a newer torch "
-        f"(tested with 2.13 and 2.14), or run these tests where there is a GPU"
+        f"(tested with 2.10, 2.13 and 2.14), or run these tests where there is a GPU"
     )
