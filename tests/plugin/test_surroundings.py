@@ -194,7 +194,6 @@ def test_workers_that_share_a_device_take_turns(
     emptied: list[float] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(time.monotonic()))
     device = Device("cpu")
-    monkeypatch.setattr(Device, "is_accelerator", True)
     monkeypatch.setattr(Device, "type", "cuda")
     begun: list[float] = []
 

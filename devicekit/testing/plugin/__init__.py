@@ -5,12 +5,12 @@ Loading it imports no torch: torch is imported when the first test that takes a 
 
 import sys
 from collections.abc import Generator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import devicekit
-from devicekit.testing.plugin import checks, markers, running, selection, summary, turns
+from devicekit.testing.plugin import markers, running, selection
 from devicekit.testing.plugin.fixtures import (
     _devicekit_spec,
     device,
@@ -20,6 +20,9 @@ from devicekit.testing.plugin.fixtures import (
     simulated_accelerator,
     simulated_cuda,
 )
+
+if TYPE_CHECKING:
+    from devicekit.testing.plugin.summary import Facts
 
 # What pytest finds in this module; the hooks below, and these fixtures.
 __all__ = [
@@ -33,9 +36,11 @@ __all__ = [
 ]
 
 _SPEC = "_devicekit_spec"
+_PROPERTY = "devicekit_device"  # of a test's report: the device it was for
 _selection_key = pytest.StashKey[selection.Selection]()
 _only_accelerator_key = pytest.StashKey[int]()
-_facts_key = pytest.StashKey[summary.Facts]()
+_facts_key = pytest.StashKey["Facts"]()
+_problem_key = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -96,6 +101,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Checks the markers, applies those of each device, and leaves out what was not asked for."""
+    try:
+        _mark(config, items)
+    except pytest.UsageError as error:
+        if not hasattr(config, "workeroutput"):
+            raise
+        # pytest-xdist would lose the text: the controller reports it.
+        config.stash[_problem_key] = str(error)
+        items.clear()
+    if config.getoption("--devicekit-only-accelerator"):
+        left_out = [item for item in items if not _needs_accelerator(item)]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if _needs_accelerator(item)]
+            config.stash[_only_accelerator_key] = len(left_out)
+
+
+def _mark(config: pytest.Config, items: list[pytest.Item]) -> None:
     selected = config.stash.get(_selection_key, None)
     if selected is not None and selected.problem is not None:
         raise pytest.UsageError(selected.problem)
@@ -104,7 +126,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         markers.validate(item, has_device=spec is not None)
         if spec is None:
             continue
-        item.user_properties.append((summary.PROPERTY, spec))
+        item.user_properties.append((_PROPERTY, spec))
         for mark in markers.on_device(item, spec.partition(":")[0]):
             reason = f"{spec}: {mark.kwargs.get('reason', 'expected to fail here')}"
             if mark.name == "devicekit_skip":
@@ -112,12 +134,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             else:
                 options = {"strict": True, **mark.kwargs, "reason": reason}
                 item.add_marker(pytest.mark.xfail(**options))
-    if config.getoption("--devicekit-only-accelerator"):
-        left_out = [item for item in items if not _needs_accelerator(item)]
-        if left_out:
-            config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if _needs_accelerator(item)]
-            config.stash[_only_accelerator_key] = len(left_out)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -152,6 +168,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     spec = _spec_of(item)
     if spec is None:
         return (yield)
+    from devicekit.testing.plugin import checks
+
     with checks.checked(item, spec):
         return (yield)
 
@@ -182,16 +200,18 @@ def pytest_runtest_makereport(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hands a worker's selection to the controller."""
+    """Hands a worker's selection to the controller, whose exit code tells of a worker's mistake."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["devicekit"] = _facts(session.config)
+    elif session.config.stash.get(_problem_key, None) is not None:
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: object) -> None:
     """Takes the selection from a worker that has ended."""
-    facts: summary.Facts | None = getattr(node, "workeroutput", {}).get("devicekit")
+    facts: Facts | None = getattr(node, "workeroutput", {}).get("devicekit")
     if facts is None:
         return
     stash = node.config.stash  # type: ignore[attr-defined]
@@ -201,19 +221,33 @@ def pytest_testnodedown(node: object) -> None:
     facts["left_out"] = facts["left_out"] or before["left_out"]
     facts["files"] = [*before["files"], *facts["files"]]
     stash[_facts_key] = facts
+    if facts["problem"] is not None:
+        stash[_problem_key] = facts["problem"]
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Says on which devices how many tests ran, and what was not exercised and why."""
-    facts = config.stash.get(_facts_key, None) or _facts(config)
-    for name in facts["files"]:
-        Path(name).unlink(missing_ok=True)
-    if not facts["specs"] and not facts["only_accelerator"]:
+    from devicekit.testing.plugin import summary
+
+    problem = config.stash.get(_problem_key, None)
+    if problem is not None:
+        terminalreporter.write_line(f"ERROR: {problem}", red=True)
         return
+    facts = config.stash.get(_facts_key, None) or _facts(config)
+    summary.remove(facts["files"])
+    said = facts["specs"] or facts["only_accelerator"]
+    if not said or config.getoption("--collect-only"):
+        return
+    reports = [
+        (str(dict(report.user_properties)[_PROPERTY]), outcome, report)
+        for outcome, found in terminalreporter.stats.items()
+        for report in found
+        if isinstance(report, pytest.TestReport) and _PROPERTY in dict(report.user_properties)
+    ]
     terminalreporter.write_sep("-", "devicekit")
-    for line in summary.lines(facts, terminalreporter.stats):
+    for line in summary.lines(facts, reports):
         terminalreporter.write_line(line)
 
 
@@ -234,13 +268,14 @@ def _explanation(error: BaseException) -> str | None:
     return None
 
 
-def _facts(config: pytest.Config) -> summary.Facts:
+def _facts(config: pytest.Config) -> "Facts":
     selected = config.stash.get(_selection_key, None)
     return {
         "specs": selected.specs if selected else [],
         "left_out": selected.left_out if selected else {},
         "only_accelerator": config.stash.get(_only_accelerator_key, 0),
-        "files": sorted(turns.files),
+        "files": running.locked_files(),
+        "problem": config.stash.get(_problem_key, None),
     }
 
 

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 # must happen around each single test is done by the hooks in running.py.
 @pytest.fixture(scope="session")
 def _devicekit_spec(request: pytest.FixtureRequest) -> str:
+    if not hasattr(request, "param"):
+        # pytest 8 does not see through a fixture that overrides the one it builds on.
+        raise pytest.UsageError(
+            "a fixture named `device` or `devices` that builds on the one of devicekit needs "
+            "pytest 9: give it another name"
+        )
     return str(request.param)
 
 

@@ -1,13 +1,13 @@
 """What surrounds one test on one device: its simulation, its turn, and the state put back."""
 
 import contextlib
+import sys
 from collections.abc import Generator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
-from devicekit.testing.plugin import turns
 from devicekit.testing.plugin.markers import Requirement
 from devicekit.testing.plugin.selection import SIMULATED, worker_index
 
@@ -25,7 +25,10 @@ def enter(item: pytest.Item, spec: str) -> None:
     type_ = spec.partition(":")[0]
     if type_ == SIMULATED:
         stack.enter_context(_simulation())
-    stack.enter_context(turns.turn(devices_of(spec)))
+    if type_ not in ("cpu", "meta", SIMULATED):
+        from devicekit.testing.plugin import turns
+
+        stack.enter_context(turns.turn(devices_of(spec)))
     stack.enter_context(_current_device(devices_of(spec)[0]))
     stack.enter_context(_torch_state(type_))
 
@@ -36,6 +39,12 @@ def leave(item: pytest.Item) -> None:
     if stack is not None:
         del item.stash[_stack_key]
         stack.close()
+
+
+def locked_files() -> list[str]:
+    """The files that this process has locked to take its turn on a device."""
+    turns = sys.modules.get("devicekit.testing.plugin.turns")
+    return sorted(turns.files) if turns is not None else []
 
 
 class Resumption:

@@ -2,12 +2,10 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TypedDict
 
 import pytest
-
-PROPERTY = "devicekit_device"
-"""The property of a test's report that names the device it was for."""
 
 
 class Facts(TypedDict):
@@ -17,28 +15,23 @@ class Facts(TypedDict):
     left_out: dict[str, str]
     only_accelerator: int
     files: list[str]
+    problem: str | None
 
 
-def lines(facts: Facts, stats: "dict[str, list[object]]") -> Iterable[str]:
-    """Writes the summary from a run's reports by outcome, as pytest's terminal reporter has them.
+def lines(facts: Facts, reports: list[tuple[str, str, pytest.TestReport]]) -> Iterable[str]:
+    """Writes the summary of a run.
 
     Args:
         facts: What was selected and left out.
-        stats: The reports of all tests.
+        reports: The reports of the tests that took a device, each with its device and outcome.
     """
     ran: Counter[str] = Counter()
     skipped: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for outcome, reports in stats.items():
-        for report in reports:
-            if not isinstance(report, pytest.TestReport):
-                continue
-            spec = dict(report.user_properties).get(PROPERTY)
-            if spec is None:
-                continue
-            if outcome == "skipped":
-                skipped[str(spec)][_reason(report)] += 1
-            elif report.when == "call":
-                ran[str(spec)] += 1
+    for spec, outcome, report in reports:
+        if outcome == "skipped":
+            skipped[spec][_reason(report)] += 1
+        elif report.when == "call":
+            ran[spec] += 1
     counts = [
         f"{spec} {ran[spec]}" + (f" ({skipped[spec].total()} skipped)" if skipped[spec] else "")
         for spec in facts["specs"]
@@ -55,6 +48,12 @@ def lines(facts: Facts, stats: "dict[str, list[object]]") -> Iterable[str]:
         yield f"not exercised: {', '.join(found)}: {reason}"
     if facts["only_accelerator"]:
         yield f"left out by --devicekit-only-accelerator: {facts['only_accelerator']} tests"
+
+
+def remove(files: list[str]) -> None:
+    """Removes the files that the workers of the run have locked."""
+    for name in files:
+        Path(name).unlink(missing_ok=True)
 
 
 def _reason(report: pytest.TestReport) -> str:

@@ -8,8 +8,6 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from devicekit.testing.plugin.selection import SIMULATED
-
 if TYPE_CHECKING:
     from devicekit.device import Device
 
@@ -19,14 +17,15 @@ files: set[str] = set()
 
 @contextlib.contextmanager
 def turn(devices: "Sequence[Device]") -> Generator[None]:
-    """Waits until no other worker runs a test on the first of these devices, and frees its memory.
+    """Waits until no other worker runs a test on the first of these accelerators.
 
-    Without it `pytest -n auto` stacks all workers on one card until its memory is full. Nothing
-    happens outside pytest-xdist, where there are as many devices as workers, and on Windows.
+    Without it `pytest -n auto` stacks all workers on one card until its memory is full; the memory
+    is given back at the end of a turn. Nothing happens outside pytest-xdist, where there are as
+    many devices as workers, and on Windows.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     device = devices[0]
-    if not device.is_accelerator or device.type == SIMULATED or workers <= len(devices):
+    if workers <= len(devices):
         yield
         return
     try:
