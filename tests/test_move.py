@@ -573,9 +573,10 @@ def test_moving_in_place_does_not_reach_the_callers_containers() -> None:
         def __init__(self) -> None:
             self.items = [t(), {"k": t(2)}]
 
-        def to(self, device: torch.device) -> None:
+        def to(self, device: torch.device) -> "Deep":
             self.items[0] = self.items[0].to(device)  # type: ignore[union-attr]
             self.items[1]["k"] = self.items[1]["k"].to(device)  # type: ignore[index,call-overload]
+            return self
 
     data = Deep()
     moved = to_device(data, "meta")
@@ -584,6 +585,39 @@ def test_moving_in_place_does_not_reach_the_callers_containers() -> None:
     assert moved.items[1]["k"].is_meta
     assert data.items[0].is_cpu
     assert data.items[1]["k"].is_cpu
+
+
+class InPlace:
+    __slots__ = ("__dict__", "x")
+
+    def __init__(self) -> None:
+        self.x, self.calls = t(), 0
+
+    def to(self, device: torch.device) -> None:
+        self.calls += 1
+        if device.type == "cpu":
+            raise ValueError("broken")
+        self.x = self.x.to(device)
+
+
+def test_r008_a_to_that_returns_nothing_moves_the_object_itself() -> None:
+    data = InPlace()
+    batch = {"points": data, "x": t()}
+
+    moved = to_device(batch, "meta")
+
+    assert moved["points"] is data
+    assert data.x.is_meta
+    assert data.calls == 1
+    assert batch["points"] is data
+
+
+def test_r008_what_fails_on_the_way_leaves_the_object_as_it_was() -> None:
+    data = InPlace()
+    data.x = t().to("meta")
+    with pytest.raises(ValueError, match="broken"):
+        to_device(data, "cpu")
+    assert data.calls == 0
 
 
 def test_an_object_that_is_there_is_not_asked() -> None:

@@ -201,13 +201,6 @@ class Mover:
         return moved
 
 
-class InPlaceMover(Mover):
-    """R008: its `to` returns nothing."""
-
-    def to(self, device: torch.device) -> None:  # type: ignore[override]
-        self.x = self.x.to(device)
-
-
 class Quantity:
     """Its `to` has nothing to do with devices."""
 
@@ -348,7 +341,6 @@ CASES = [
     Case("dataclass, frozen, init=False", lambda: FrozenComputed(t()), lambda x: [x.x, x.y]),
     Case("cached_property, used", lambda: cached(WithCachedProperty(t())), lambda x: [x.x]),
     Case("object with .to", lambda: Mover(t()), lambda x: [x.x]),
-    Case("R008 .to returns None", lambda: InPlaceMover(t()), lambda x: [x.x]),
     Case(
         "R005 UserDict with .to in place",
         lambda: Encoding({"ids": t(), "nested": {"k": [t(2)]}}, ["e"]),

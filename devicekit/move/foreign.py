@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from devicekit.tree import copy_containers, find_tensors
+from devicekit.tree.anatomy import attributes_of, set_attributes
 
 __all__ = ["move_foreign", "moves_itself"]
 
@@ -73,9 +74,11 @@ def moves_itself(cls: type) -> bool:
 def move_foreign(x: Any, device: torch.device, non_blocking: bool) -> Any:
     """Ask an object to move itself.
 
-    A copy is asked, because some move in place and the caller's object must stay as it is. An
-    object that cannot be copied is asked itself. One that has tensors, all of them on the device,
-    is returned as it is.
+    A copy is asked, because some move in place and return themselves, and the caller's object must
+    stay as it is. A `to` that returns nothing says that it means the object itself, as a module's
+    does: then the object takes over what the copy became, and is returned. An object that cannot
+    be copied is asked itself. One that has tensors, all of them on the device, is returned as it
+    is.
     """
     call = _how_to_call(type(x))
     assert call is not None
@@ -85,7 +88,13 @@ def move_foreign(x: Any, device: torch.device, non_blocking: bool) -> Any:
     options = {"non_blocking": True} if non_blocking and call.non_blocking else {}
     twin = _copy(x)
     result = twin.to(device=device) if call.by_keyword else twin.to(device, **options)
-    return twin if result is None else result  # None: it moved in place
+    if result is not None:
+        return result
+    state = attributes_of(twin)
+    if twin is x or not state:
+        return twin
+    set_attributes(x, state)
+    return x
 
 
 def _copy(x: Any) -> Any:
