@@ -33,9 +33,7 @@ class Choice(NamedTuple):
 def choose(spec: object, fallback: object, source: str = "`spec`") -> Choice:
     """Resolve a spec; the rules are those of `Device`."""
     type, index = parse(spec, source)
-    requested = (
-        str.__str__(spec) if isinstance(spec, str) else "auto" if spec is None else str(spec)
-    )
+    requested = _text(spec)
     if type == "auto" and (chosen := os.environ.get("DEVICEKIT_DEVICE")):
         type, index = parse(chosen, "the environment variable DEVICEKIT_DEVICE")
         requested = chosen
@@ -58,6 +56,7 @@ def choose(spec: object, fallback: object, source: str = "`spec`") -> Choice:
 def _text(spec: object) -> str:
     if spec is None:
         return "auto"
+    # `str(spec)` of a subclass, such as a member of an enumeration, may be another text.
     return str.__str__(spec) if isinstance(spec, str) else str(spec)
 
 
