@@ -327,7 +327,7 @@ def nvcc_at(tmp_path):
 
 @pytest.fixture
 def no_installed_toolkit(tmp_path, monkeypatch):
-    monkeypatch.setattr(toolkits, "_FOLDERS", tmp_path / "local")
+    monkeypatch.setattr(toolkits, "_FOLDER", tmp_path / "local")
 
 
 def test_r100_each_nvcc_with_path_and_how_it_was_found(nvcc_at, tmp_path, no_installed_toolkit):
@@ -383,7 +383,7 @@ def test_the_same_nvcc_as_torch_uses(monkeypatch):
     extension = pytest.importorskip("torch.utils.cpp_extension")
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    home, _ = toolkits.cuda_home(os.environ)
+    home = toolkits.cuda_home(os.environ)
     assert (str(home) if home else None) == extension._find_cuda_home()
 
 
@@ -540,7 +540,7 @@ def report_of(monkeypatch):
         monkeypatch.setattr(collect, "torch_facts", lambda: torch)
         monkeypatch.setattr(collect, "ask_driver", lambda: Driver("unknown"))
         monkeypatch.setattr(collect, "find_nvccs", lambda environ: tuple(nvccs))
-        monkeypatch.setattr(collect, "cuda_home", lambda environ: (None, ""))
+        monkeypatch.setattr(collect, "cuda_home", lambda environ: None)
         monkeypatch.setattr(collect, "_gpu_in_pci", lambda folder: bool(gpus))
         monkeypatch.setattr(collect, "_packages", lambda: {"torch": "2.9.0", "numpy": "2.1.0"})
         monkeypatch.setattr(collect, "_kernel_module_version", lambda proc: None)

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -111,7 +112,7 @@ def environment() -> Environment:
     reasons = {"gpu_in_pci": "not_supported"}
     facts |= _about_torch(torch, packages, reasons)
     facts |= ask("driver", lambda: _about_driver(shot, reasons), {})
-    home, _ = ask("cuda_home", lambda: cuda_home(os.environ), (None, ""))
+    home = ask("cuda_home", lambda: cuda_home(os.environ), None)
     facts |= _about_nvcc(facts["nvccs"], home)
     reasons |= {key: "not_found" for key in ("nvcc", "cuda_home") if facts[key] is None}
     used = [nvcc for nvcc in facts["nvccs"] if nvcc.used]
@@ -120,7 +121,7 @@ def environment() -> Environment:
     facts["gpus"] = ask("gpus", lambda: _gpus(shot, torch), ())
     report = Environment(**facts, reasons=reasons)
     verdicts = ask("verdicts", lambda: judge.verdicts(report, torch, shot), ())
-    return Environment(**facts, verdicts=verdicts, problems=tuple(problems), reasons=reasons)
+    return replace(report, verdicts=verdicts, problems=tuple(problems))
 
 
 def _about_torch(

@@ -18,7 +18,7 @@ __all__ = ["cuda_home", "find_nvccs"]
 TIMEOUT_S = 5.0
 _NVCC = "nvcc.exe" if sys.platform == "win32" else "nvcc"
 # Where installers put toolkits.
-_FOLDERS = (
+_FOLDER = (
     Path("C:/Program Files/NVIDIA GPU Computing Toolkit/CUDA")
     if sys.platform == "win32"
     else Path("/usr/local")
@@ -26,28 +26,27 @@ _FOLDERS = (
 _PATTERN = "v*.*" if sys.platform == "win32" else "cuda*"
 
 
-def cuda_home(environ: Mapping[str, str]) -> tuple[Path | None, str]:
-    """Return the toolkit's folder that torch would use, and how it is found.
+def cuda_home(environ: Mapping[str, str]) -> Path | None:
+    """Return the toolkit's folder that torch would use.
 
     The order is that of `torch.utils.cpp_extension`: the variables, `nvcc` on PATH, the folder of
     the installer. Asking torch itself logs a warning on machines without a GPU.
     """
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        if environ.get(name):
-            return Path(environ[name]), name
+    named = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
+    if named:
+        return Path(named)
     on_path = shutil.which("nvcc", path=environ.get("PATH", ""))
     if on_path:
-        return Path(on_path).parent.parent, "PATH"
+        return Path(on_path).parent.parent
     if sys.platform == "win32":
-        installed = sorted(_FOLDERS.glob(_PATTERN))
-        return (installed[0], str(_FOLDERS)) if installed else (None, "")
-    default = _FOLDERS / "cuda"
-    return (default, str(_FOLDERS)) if default.exists() else (None, "")
+        return next(iter(sorted(_FOLDER.glob(_PATTERN))), None)
+    default = _FOLDER / "cuda"
+    return default if default.exists() else None
 
 
 def find_nvccs(environ: Mapping[str, str]) -> tuple[Nvcc, ...]:
     """Return every CUDA compiler: of the variables, on PATH, and in the installer's folders."""
-    home, _ = cuda_home(environ)
+    home = cuda_home(environ)
     chosen = home / "bin" / _NVCC if home else None
     found: dict[Path, Nvcc] = {}
     for path, found_by in _candidates(environ):
@@ -75,8 +74,8 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
     for entry in environ.get("PATH", "").split(os.pathsep):
         if entry:
             yield Path(entry) / _NVCC, "PATH"
-    for folder in sorted(_FOLDERS.glob(_PATTERN)):
-        yield folder / "bin" / _NVCC, str(_FOLDERS)
+    for folder in sorted(_FOLDER.glob(_PATTERN)):
+        yield folder / "bin" / _NVCC, str(_FOLDER)
 
 
 def _release(path: Path) -> tuple[str | None, str | None]:
