@@ -19,7 +19,7 @@ from devicekit.monitor.processes import gpu_processes, is_wsl
 from devicekit.monitor.reasons import UNAVAILABLE
 from devicekit.monitor.smi import smi_snapshot
 
-__all__ = ["empty", "snapshot", "snapshots", "take"]
+__all__ = ["snapshot", "snapshots"]
 
 _DRIVER_MODELS = {0: "WDDM", 1: "TCC", 2: "MCDM"}
 # The capabilities of chips without a memory of their own: Jetson (Nano, TX2, Xavier, Orin, Thor
@@ -45,11 +45,14 @@ def snapshot() -> Snapshot:
     """
     try:
         with session() as nvml:
-            return take(nvml)
+            return _take(nvml)
     except Unavailable as problem:
-        if problem.reason in ("no_binding", "wrong_binding"):
+        if problem.reason not in ("no_binding", "wrong_binding"):
+            return _empty(problem)
+        try:
             return smi_snapshot(problem)
-        return empty(problem)
+        except Unavailable as failed:
+            return _empty(failed)
 
 
 def snapshots(interval_s: float, count: int | None = None) -> Iterator[Snapshot]:
@@ -70,13 +73,13 @@ def snapshots(interval_s: float, count: int | None = None) -> Iterator[Snapshot]
             nvml = None
         start = time.monotonic()
         for number in itertools.count(1):
-            yield snapshot() if nvml is None else take(nvml)
+            yield snapshot() if nvml is None else _take(nvml)
             if number == count:
                 return
             time.sleep(max(start + number * interval_s - time.monotonic(), 0))
 
 
-def empty(problem: Unavailable) -> Snapshot:
+def _empty(problem: Unavailable) -> Snapshot:
     """Return the snapshot of a machine that cannot be asked."""
     code = problem.reason
     return Snapshot(
@@ -88,7 +91,7 @@ def empty(problem: Unavailable) -> Snapshot:
     )
 
 
-def take(nvml: Nvml) -> Snapshot:
+def _take(nvml: Nvml) -> Snapshot:
     """Take a snapshot in an open session."""
     reasons: dict[str, str] = {}
     driver, reason = nvml.ask("nvmlSystemGetDriverVersion")

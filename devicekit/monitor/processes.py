@@ -13,7 +13,7 @@ from typing import Any, Literal
 from devicekit.monitor.data import GpuProcess
 from devicekit.monitor.nvml import Nvml
 
-__all__ = ["gpu_processes", "is_wsl", "process_name"]
+__all__ = ["gpu_processes", "is_wsl"]
 
 PROC = Path("/proc")
 # The inode of the first process-id namespace is a constant of Linux (PROC_PID_INIT_INO).
@@ -75,7 +75,7 @@ def gpu_processes(
         sm = samples.get(pid, None if found_na or no_sample else 0)
         if sm is None:
             reasons["sm_percent"] = no_sample or "no_sample"
-        name, why = process_name(nvml, pid)
+        name, why = _process_name(nvml, pid)
         if why:
             reasons["name"] = why
         found.append(
@@ -123,16 +123,14 @@ def _samples(nvml: Nvml, handle: object) -> tuple[dict[int, int], str | None]:
     return {sample.pid: int(sample.smUtil) for sample in newest if sample.smUtil <= 100}, None
 
 
-def process_name(nvml: Nvml | None, pid: int) -> tuple[str | None, str | None]:
+def _process_name(nvml: Nvml, pid: int) -> tuple[str | None, str | None]:
     """Return the file name of the program of a process, or the reason why it is not known."""
     if _in_container() and not _uses_gpu(pid):
         # The number is the host's; a process that has it in here is another one.
         return None, "container"
-    reason: str | None = "not_found"
-    if nvml is not None:
-        name, reason = nvml.ask("nvmlSystemGetProcessName", pid)
-        if name:
-            return re.split(r"[\\/]", str(name).split("\0")[0])[-1], None
+    name, reason = nvml.ask("nvmlSystemGetProcessName", pid)
+    if name:
+        return re.split(r"[\\/]", str(name).split("\0")[0])[-1], None
     try:
         return (PROC / str(pid) / "comm").read_text(errors="replace").strip(), None
     except OSError:

@@ -68,18 +68,15 @@ def smi_snapshot(problem: Unavailable) -> Snapshot:
     """Take a snapshot with nvidia-smi.
 
     Args:
-        problem: Why NVML could not be asked; it becomes a note, or the problem itself where
-            nvidia-smi is not installed either.
-    """
-    from devicekit.monitor.collect import empty  # it imports this module
+        problem: Why NVML could not be asked; it becomes a note.
 
+    Raises:
+        Unavailable: nvidia-smi failed; or it is not installed either, then it is `problem`.
+    """
     if shutil.which("nvidia-smi") is None:
-        return empty(problem)
-    try:
-        rows = _gpu_rows()
-        apps = _query("compute-apps", ("gpu_uuid", "pid", "process_name", "used_gpu_memory"))
-    except Unavailable as failed:
-        return empty(failed)
+        raise problem
+    rows = _gpu_rows()
+    apps = _query("compute-apps", ("gpu_uuid", "pid", "process_name", "used_gpu_memory"))
     gpus = [_gpu(row, apps) for row in rows]
     numbered = number_gpus(gpus, os.environ)
     driver = rows[0].get("driver") if rows else None
