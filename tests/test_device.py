@@ -169,7 +169,7 @@ def test_spec(machine, spec: object, text: str) -> None:
         (torch.zeros(1), "Device.of(...)"),
         (nn.Linear(1, 1), "Device.of(...)"),
     ],
-    ids=lambda value: repr(value)[:30],
+    ids=lambda value: repr(value)[:30].partition(" at 0x")[0],
 )
 def test_a_bad_spec_is_our_error_with_a_suggestion(machine, spec: object, words: str) -> None:
     machine(cuda=2)
@@ -746,7 +746,11 @@ def test_r070_a_module_without_parameters() -> None:
     assert Device.of(replica) == "meta"
 
 
-@pytest.mark.parametrize("nothing", [None, [], {}, "cpu", 3, object()], ids=repr)
+@pytest.mark.parametrize(
+    "nothing",
+    [None, [], {}, "cpu", 3, object()],
+    ids=lambda value: repr(value).partition(" at 0x")[0],
+)
 def test_of_something_without_a_tensor(nothing: object) -> None:
     with pytest.raises(DeviceError, match="found no tensor"):
         Device.of(nothing)
