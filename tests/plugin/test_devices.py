@@ -28,6 +28,27 @@ def test_a_bug_is_red_on_the_simulation_and_green_on_the_cpu_and_explained(
     result.assert_outcomes(passed=5, failed=1)
 
 
+def test_an_explanation_is_found_under_the_words_of_a_library(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import torch
+
+        def test_wrapped(device):
+            try:
+                torch.ones(2, device=device) + torch.ones(2)
+            except RuntimeError as error:
+                raise ValueError("something went wrong") from error
+
+        def test_another_mistake(device):
+            raise ValueError("something else")
+        """
+    )
+    result = pytester.runpytest_inprocess("--devicekit-devices=sim", "-k", "wrapped")
+    result.stdout.fnmatch_lines(["*- devicekit -*", "*but found sim:0 and cpu*", "*torch.ones(2*"])
+    result = pytester.runpytest_inprocess("--devicekit-devices=sim", "-k", "another")
+    result.stdout.no_fnmatch_line("*but found*")
+
+
 @pytest.mark.parametrize("how", ["option", "ini", "variable"])
 def test_devices_can_be_named(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, how: str
