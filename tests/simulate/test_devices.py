@@ -223,7 +223,8 @@ def test_func():
     on(DEVICE, torch.func.functional_call(layer, parameters, (there(1, 2),)))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")  # since 2.14
 def test_forward_ad():
     import torch.autograd.forward_ad as forward_ad
 
@@ -242,7 +243,8 @@ def test_compile(backend):
     close(x.grad, torch.full((3,), 2.0))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")  # since 2.14
 def test_traces():
     layer = nn.Linear(3, 2).to(DEVICE)
     on(DEVICE, torch.jit.trace(layer, there(1, 3))(there(1, 3)))

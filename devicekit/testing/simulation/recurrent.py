@@ -29,6 +29,8 @@ def install(patches: Patches) -> None:
 def _layer(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(torchs_own)
     def layer(*args: Any) -> Any:
+        if args[0].get_device() < 0:
+            return torchs_own(*args)
         flat, build = _flatten(args)
         if not _cudnn_would(flat):
             return torchs_own(*args)
