@@ -88,6 +88,22 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
+_given: set[str] = set()
+
+
+def warn_once(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn as `warn` does, unless this process has been told the same before."""
+    if message in _given:
+        return
+    warn(message, category)
+    _given.add(message)  # after it: where warnings are errors, every call must raise
+
+
+def forget_warnings() -> None:
+    """Let every warning be given once more, so that a test starts afresh."""
+    _given.clear()
+
+
 # Tracebacks show the name that users import.
 for _name in __all__:
     globals()[_name].__module__ = "devicekit"

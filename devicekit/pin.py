@@ -20,7 +20,7 @@ from torch import Tensor
 
 from devicekit import compat
 from devicekit.device import Device
-from devicekit.errors import DeviceUnavailableError, PinMemoryError, warn
+from devicekit.errors import DeviceUnavailableError, PinMemoryError, warn, warn_once
 from devicekit.tree import find_tensors, map_tensors
 
 try:
@@ -38,7 +38,6 @@ _REFUSED = re.compile(
     r"out of memory|memory allocation|allocate|not permitted|not supported|resource", re.IGNORECASE
 )
 
-_warned: set[tuple[str, str]] = set()
 _refused: list[PinMemoryError] = []
 
 
@@ -195,13 +194,9 @@ def _pin_foreign(value: object) -> object:
 
 def _warn_left(data: object, tensor: Tensor) -> None:
     path = next((path for path, each in find_tensors(data) if each is tensor), "data")
-    kind = _kind(tensor)
-    if (path, kind) in _warned:
-        return
-    _warned.add((path, kind))
-    warn(
-        f"`{path}` is left as it is: it is {kind}, and only dense CPU tensors can be pinned. "
-        "Fix: keep it a dense CPU tensor until the batch is moved to the device, or do not pin "
+    warn_once(
+        f"`{path}` is left as it is: it is {_kind(tensor)}, and only dense CPU tensors can be "
+        "pinned. Fix: keep it a dense CPU tensor until the batch is moved to the device, or do not pin "
         "(`pin_memory=False`)"
     )
 

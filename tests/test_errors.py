@@ -87,3 +87,21 @@ def test_a_warning_of_a_category() -> None:
         warnings.simplefilter("error")
         with pytest.raises(errors.DeviceFallbackWarning):
             errors.warn("text", errors.DeviceFallbackWarning)
+
+
+def test_the_same_is_told_once() -> None:
+    errors.forget_warnings()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):  # where warnings are errors, every call raises
+            with pytest.raises(UserWarning, match="one"):
+                errors.warn_once("one")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for text in ("one", "two", "one"):
+            errors.warn_once(text)
+    assert [str(each.message) for each in caught] == ["one", "two"]
+    assert caught[0].filename == __file__
+    errors.forget_warnings()
+    with pytest.warns(UserWarning, match="one"):
+        errors.warn_once("one")

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
 from devicekit import PinMemoryError, find_tensors, pin, pin_memory
+from devicekit.errors import forget_warnings
 from devicekit.pin import host_limits, pin_where_possible
 
 Pair = namedtuple("Pair", "left right")
@@ -45,7 +46,7 @@ class Tagged(list):  # type: ignore[type-arg]
 @pytest.fixture(autouse=True)
 def fresh_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test is the first to meet a refusal or an odd tensor."""
-    monkeypatch.setattr(pin, "_warned", set())
+    forget_warnings()
     monkeypatch.setattr(pin, "_refused", [])
 
 

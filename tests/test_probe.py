@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from devicekit import compat, driver
 from devicekit.driver import Gpu
 from devicekit.driver.nvml import ask_nvml
+from devicekit.errors import forget_warnings
 from devicekit.probe import (
     REASONS,
     Probe,
@@ -431,7 +432,7 @@ def test_cuda_that_is_initialised_is_asked_itself(machine, monkeypatch) -> None:
 def test_r078_a_mask_that_comes_too_late_is_said_once(monkeypatch, recwarn) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setattr(cuda, "_mask_at_start", ["0"])
-    monkeypatch.setattr(cuda, "_masks_warned", set())
+    forget_warnings()
     with pytest.warns(UserWarning, match=r"changed from '0' to '1' after CUDA was initialised"):
         probe("cuda")
     probe("cuda")

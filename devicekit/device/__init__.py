@@ -7,9 +7,10 @@ import torch
 from torch import device as TorchDevice  # the class below has an attribute `torch`
 
 from devicekit import compat
-from devicekit.device.choice import VARIABLES, choose, forget_warnings
+from devicekit.device.choice import VARIABLES, choose
 from devicekit.device.of import device_of
 from devicekit.device.spec import WITHOUT_INDEX
+from devicekit.errors import forget_warnings
 from devicekit.probe import accelerator_types, cuda, device_name, probe
 
 __all__ = ["Device"]

@@ -11,11 +11,11 @@ from devicekit.errors import (
     DeviceFallbackWarning,
     DeviceSpecError,
     DeviceUnavailableError,
-    warn,
+    warn_once,
 )
 from devicekit.probe import MASKS, Probe, accelerator_types, probe
 
-__all__ = ["VARIABLES", "Choice", "choose", "forget_warnings"]
+__all__ = ["VARIABLES", "Choice", "choose"]
 
 VARIABLES = ("DEVICEKIT_DEVICE", "DEVICEKIT_STRICT", "LOCAL_RANK", "WORLD_SIZE", *MASKS)
 """The environment variables that a choice depends on."""
@@ -45,7 +45,7 @@ def choose(spec: object, fallback: object, source: str = "`spec`") -> Choice:
     if type == "auto":
         why = _sentence(answer)
         if answer.reason in _SURPRISES:
-            _warn_once(
+            warn_once(
                 f"'cpu' is used, although there is {answer.type!r} ({answer.reason}): {why}",
                 DeviceFallbackWarning,
             )
@@ -98,7 +98,7 @@ def _with_index(answer: Probe, index: int | None, requested: str) -> torch.devic
     type, count = answer.type, answer.count
     if index is None and type == "mps":
         if _is_distributed():
-            _warn_once(f"{requested!r} is used, although {_sentence(_MPS_IS_FOR_ONE)}")
+            warn_once(f"{requested!r} is used, although {_sentence(_MPS_IS_FOR_ONE)}")
         return torch.device(type, 0)
     rank = _local_rank() if index is None else None
     if rank is not None and rank >= count:
@@ -148,7 +148,7 @@ def _fall_back(requested: str, answer: Probe, fallback: object) -> Choice:
             f"{requested!r} cannot be used here ({reason}): {why}", requested, reason
         )
     device = choose(fallback, None, "`fallback`").device
-    _warn_once(
+    warn_once(
         f"{requested!r} cannot be used here ({reason}), using {str(device)!r} instead: {why}",
         DeviceFallbackWarning,
     )
@@ -157,18 +157,3 @@ def _fall_back(requested: str, answer: Probe, fallback: object) -> Choice:
 
 def _is_strict() -> bool:
     return os.environ.get("DEVICEKIT_STRICT", "").strip().lower() not in ("", "0", "false", "no")
-
-
-_warned: set[str] = set()
-
-
-def _warn_once(message: str, category: type[Warning] = UserWarning) -> None:
-    if message in _warned:
-        return
-    warn(message, category)
-    _warned.add(message)  # after it: where warnings are errors, every call must raise
-
-
-def forget_warnings() -> None:
-    """Let every warning be given once more."""
-    _warned.clear()

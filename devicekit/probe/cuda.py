@@ -14,7 +14,7 @@ from devicekit import compat
 from devicekit.archs import INTEGRATED, arch_runs
 from devicekit.driver import Driver, Gpu, ask_driver, missing_library
 from devicekit.driver.nvml import NVML_DRIVER_NOT_LOADED, NVML_LIBRARY_MISMATCH, ask_nvml
-from devicekit.errors import warn
+from devicekit.errors import warn_once
 from devicekit.probe.answer import Probe, Reason
 
 __all__ = ["MASKS", "Facts", "ask", "device_name", "forget", "judge", "supports"]
@@ -179,7 +179,6 @@ def _mask() -> str | None:
 
 
 _mask_at_start: list[str | None] = []
-_masks_warned: set[str | None] = set()
 
 if torch.version.cuda is not None:
     compat.when_cuda_starts(lambda: _mask_at_start.append(_mask()))
@@ -187,14 +186,13 @@ if torch.version.cuda is not None:
 
 def _warn_if_mask_changed() -> None:
     now = _mask()
-    if not _mask_at_start or now == _mask_at_start[0] or now in _masks_warned:
+    if not _mask_at_start or now == _mask_at_start[0]:
         return
     shown = ["unset" if mask is None else repr(mask) for mask in (_mask_at_start[0], now)]
-    warn(
+    warn_once(
         f"CUDA_VISIBLE_DEVICES changed from {shown[0]} to {shown[1]} after CUDA was initialised; "
         "CUDA ignores it: set it before the first use of CUDA"
     )
-    _masks_warned.add(now)
 
 
 def judge(facts: Facts) -> Probe:
