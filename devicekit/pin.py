@@ -196,8 +196,8 @@ def _warn_left(data: object, tensor: Tensor) -> None:
     path = next((path for path, each in find_tensors(data) if each is tensor), "data")
     warn_once(
         f"`{path}` is left as it is: it is {_kind(tensor)}, and only dense CPU tensors can be "
-        "pinned. Fix: keep it a dense CPU tensor until the batch is moved to the device, or do not pin "
-        "(`pin_memory=False`)"
+        "pinned. Fix: keep it a dense CPU tensor until the batch is moved to the device, or do not "
+        "pin (`pin_memory=False`)"
     )
 
 

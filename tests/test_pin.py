@@ -432,6 +432,7 @@ def test_unasked_pinning_stops_trying_after_a_refusal(refusing, monkeypatch):
 
 
 @pytest.mark.accelerator
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a real accelerator")
 def test_pins_on_a_real_accelerator():
     batch = {
         "x": torch.ones(4),

@@ -651,6 +651,7 @@ def test_a_backend_without_streams(late_copies, monkeypatch):
 
 
 @pytest.mark.accelerator
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a real accelerator")
 def test_late_consumer_on_a_real_accelerator():
     """The device is kept busy, batches are dropped at once, and every one is read right."""
     device = torch.accelerator.current_accelerator()
