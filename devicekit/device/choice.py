@@ -80,12 +80,12 @@ def _best() -> Probe:
     return next(telling, answers[0])
 
 
+_MPS_ALONE = "torch.distributed has no backend for it, and all processes would share the one GPU"
 _MPS_IS_FOR_ONE = Probe(
     "mps",
     0,
     "no_device",
-    "'mps' is left out in a distributed run (WORLD_SIZE is above 1): torch.distributed has no "
-    "backend for it, and all processes would share the one GPU",
+    f"'mps' is left out in a distributed run (WORLD_SIZE is above 1): {_MPS_ALONE}",
     "ask for 'mps' by name, or run one process",
 )
 
@@ -98,7 +98,10 @@ def _with_index(answer: Probe, index: int | None, requested: str) -> torch.devic
     type, count = answer.type, answer.count
     if index is None and type == "mps":
         if _is_distributed():
-            warn_once(f"{requested!r} is used, although {_sentence(_MPS_IS_FOR_ONE)}")
+            warn_once(
+                f"{requested!r} is used in a distributed run (WORLD_SIZE is above 1), although "
+                f"{_MPS_ALONE}. To mend it: run one process, or use 'cpu'."
+            )
         return torch.device(type, 0)
     rank = _local_rank() if index is None else None
     if rank is not None and rank >= count:
