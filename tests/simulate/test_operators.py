@@ -187,10 +187,11 @@ def sparse(d):
     eye = torch.eye(3, device=d).to_sparse()
     made = torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), [1.0, 2.0], (2, 2), device=d)
     doubled = eye.clone().mul_(2).add_(eye)
+    copied = torch.zeros_like(eye).copy_(eye)
     return [
         eye.to_dense(), torch.sparse.mm(eye, torch.ones(3, 2, device=d)), made.to_dense(),
         (eye + eye).to_dense(), doubled.to_dense(), eye.t().coalesce().indices(),
-        torch.sparse.sum(eye), torch.ones(3, 3, device=d) + eye,
+        torch.sparse.sum(eye), torch.ones(3, 3, device=d) + eye, copied.to_dense(),
     ]  # fmt: skip
 
 
