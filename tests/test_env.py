@@ -33,7 +33,7 @@ from devicekit.env.rules import (
 )
 from devicekit.env.text import as_markdown, as_text, scrub
 from devicekit.monitor import Snapshot, snapshot, visible
-from devicekit.testing import FakeNvml, simulate
+from devicekit.testing import FakeNvml
 
 Gpu = FakeNvml.Gpu
 GIB = 1024**3
@@ -460,16 +460,6 @@ def test_torch_about_itself():
     assert (found["version"], found["cuda"]) == (torch.__version__, torch.version.cuda)
     assert bool(found["archs"]) == (torch.version.cuda is not None)
     assert found["errors"] == {}
-
-
-@pytest.fixture
-def simulated_cuda():
-    try:
-        running = simulate("cuda", count=2)
-    except NotImplementedError as error:  # torch is older than the simulation
-        pytest.skip(str(error))
-    with running:
-        yield running
 
 
 @pytest.mark.usefixtures("simulated_cuda")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import devicekit
 from devicekit.monitor import REASONS, UNAVAILABLE, snapshot, snapshots, visible
 from devicekit.monitor import processes as processes_module
-from devicekit.testing import FakeNvml, simulate
+from devicekit.testing import FakeNvml
 
 Gpu, Mig, Process = FakeNvml.Gpu, FakeNvml.Mig, FakeNvml.Process
 MIB = 1024**2
@@ -574,16 +574,6 @@ def test_15_allocator_nvml_and_context_side_by_side(monkeypatch):
     )
     assert (own.process_bytes, own.context_bytes) == (700 * MIB, 500 * MIB)
     assert "Allocated" in str(found)
-
-
-@pytest.fixture
-def simulated_cuda():
-    try:
-        running = simulate("cuda", count=2)
-    except NotImplementedError as error:  # torch is older than the simulation
-        pytest.skip(str(error))
-    with running:
-        yield running
 
 
 @pytest.mark.usefixtures("simulated_cuda")
