@@ -69,6 +69,12 @@ def test_the_child_process_asks_the_driver(libcuda, uuid) -> None:
     )
 
 
+def test_a_gpu_without_a_uuid_can_be_used_all_the_same(libcuda) -> None:
+    libcuda(0, "cuSomethingElse")
+    assert driver.ask_driver().gpus == (Gpu("Made up", "", (8, 0)), Gpu("Made up", "", (8, 1)))
+    assert visible.driver_order() is None
+
+
 @pytest.mark.parametrize(("code", "state"), [(100, "ok"), (999, "failed")])
 def test_the_child_process_reports_errors(libcuda, code: int, state: str) -> None:
     libcuda(code)

@@ -46,10 +46,12 @@ def _gpu(cuda: Any, index: int) -> dict[str, object]:
 
 
 def _uuid(cuda: Any, device: int) -> str:
-    raw = (ctypes.c_ubyte * 16)()
     # The second version of the function gives MIG devices their own UUIDs (CUDA 11.4).
-    function = "cuDeviceGetUuid_v2" if hasattr(cuda, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
-    _call(cuda, function, ctypes.byref(raw), device)
+    first = getattr(cuda, "cuDeviceGetUuid", None)
+    function = getattr(cuda, "cuDeviceGetUuid_v2", first)
+    raw = (ctypes.c_ubyte * 16)()
+    if function is None or function(ctypes.byref(raw), device) != 0:
+        return ""  # it can be used all the same
     text = bytes(raw).hex()
     return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
