@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from devicekit.diagnosis.frames import Call, calls_of
 from devicekit.diagnosis.making import inline
 from devicekit.diagnosis.mentions import Mention, mentions
-from devicekit.diagnosis.origin import contains, is_assignable, search_in, trace
+from devicekit.diagnosis.origin import bringing, contains, is_assignable, search_in, trace
 from devicekit.diagnosis.report import Report, Row, mismatch
 from devicekit.diagnosis.search import Origin
 from devicekit.diagnosis.source import Fix
@@ -61,7 +61,7 @@ def report_of_arguments(
     if not off:
         return None
     users, _ = calls_of(None, frame)
-    caller = _Caller(users, target)
+    caller = _Caller(_own(users, off), target)
     if rename:
         for argument in arguments:
             caller.rename(argument)
@@ -81,6 +81,16 @@ def report_of_arguments(
         found = ", ".join(str(device) for device in devices)
         problem = f"expected all tensors to be on {target}, but found {found}"
     return Report(where, problem, None, rows, _fixes(off, origins, target, caller.moved))
+
+
+def _own(users: list[Call], off: Sequence[Argument]) -> list[Call]:
+    """The frames from the user's statement on that brought what is off, past any library's."""
+    if not users or not users[0].is_peer:
+        return users
+    for at, call in enumerate(users):
+        if not call.is_peer and any(bringing(call, argument.value) for argument in off):
+            return users[at:]
+    return []
 
 
 def _target(arguments: Sequence[Argument], devices: Sequence[torch.device]) -> torch.device:

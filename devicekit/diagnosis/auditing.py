@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from devicekit.device import Device
 from devicekit.diagnosis.carrying import carried, held, is_copy, name_of, was_parameter
 from devicekit.diagnosis.findings import Audit, Finding
+from devicekit.diagnosis.movers import moves, states_of
 from devicekit.diagnosis.owners import register, store_of
 from devicekit.diagnosis.source import lines_of
 from devicekit.diagnosis.tensors import describe, is_free
@@ -103,6 +104,21 @@ class _Scan:
         if self.target is None or self.is_dispatched:
             return
         yield from self._off(self.model, "model")
+        yield from self._states()
+
+    def _states(self) -> Iterator[Finding]:
+        """Modules that move their states themselves, as metrics do, and did not get the call."""
+        for path, module in self.paths.items():
+            devices = {tensor.device for tensor in states_of(module)}
+            if len(devices) != 1 or self.target in devices:
+                continue
+            own = (one for _, one in find_tensors(module) if not is_free(one))
+            if any(one.device != self.target for one in own):
+                continue  # reported with its parameters
+            device = str(devices.pop())
+            rest = "" if path == "model" else f", the rest is on {self.target}"
+            what = f"{type(module).__name__}: states that it moves itself{rest}"
+            yield Finding("device", path, device, what, f'{path}.to("{self.target}")')
 
     def _off(self, module: nn.Module, path: str) -> Iterator[Finding]:
         found = [(p, t) for p, t in find_tensors(module, name=path) if not is_free(t)]
@@ -149,6 +165,8 @@ class _Scan:
 
     def _attribute(self, module: nn.Module, path: str, name: str, value: Any) -> Iterator[Finding]:
         where = f"{path}.{name}"
+        if moves(module, name, is_root=module is self.model):
+            return
         if isinstance(value, Tensor):
             if was_parameter(value, self.names):
                 yield self._detached(where, value)
@@ -180,6 +198,7 @@ class _Scan:
         if id(layer) in self.registered_modules:
             return None
         tensors = [tensor for _, tensor in find_tensors(layer) if not is_free(tensor)]
+        tensors += [tensor for one in nn.Module.modules(layer) for tensor in states_of(one)]
         if not any(self._is_left(tensor) for tensor in tensors):
             return None
         kind = type(vars(owner)[name]).__name__
@@ -333,7 +352,7 @@ def _children(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
     for name, child in module._modules.items():
         if child is None:
             continue
-        if isinstance(module, nn.Sequential | nn.ModuleList):
+        if isinstance(module, nn.Sequential | nn.ModuleList) and name.isdigit():
             yield f"{path}[{name}]", child
         elif isinstance(module, nn.ModuleDict) or not name.isidentifier():
             yield f"{path}[{name!r}]", child

@@ -4,22 +4,29 @@ import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from devicekit.diagnosis.compiled import traced_calls
-from devicekit.diagnosis.frames import GENERATOR, MISSING, Call, calls_of, is_a, is_library, lookup
+from devicekit.diagnosis.frames import (
+    GENERATOR,
+    MISSING,
+    Call,
+    calls_of,
+    is_a,
+    lookup,
+)
 from devicekit.diagnosis.making import inline
 from devicekit.diagnosis.mending import use
 from devicekit.diagnosis.mentions import Mention, mentions
 from devicekit.diagnosis.messages import devices_in, is_suspect, wants_host
 from devicekit.diagnosis.origin import inside, search_in, trace
+from devicekit.diagnosis.raising import chain_of, is_candidate, is_raised_by_user
 from devicekit.diagnosis.report import Report, Row, Site, mismatch
 from devicekit.diagnosis.search import Origin
-from devicekit.diagnosis.source import Fix, line_of
+from devicekit.diagnosis.source import Fix, line_of, without_head
 from devicekit.diagnosis.tensors import (
     describe,
     devices_of,
@@ -27,7 +34,7 @@ from devicekit.diagnosis.tensors import (
     names_of_parameters,
     tensors_of,
 )
-from devicekit.errors import DeviceError, DeviceMismatchError
+from devicekit.errors import DeviceMismatchError
 
 __all__ = ["explain", "report_of"]
 
@@ -56,9 +63,10 @@ def explain(exc: BaseException) -> str | None:
         ...     print(explain(error))
         None
     """
-    if isinstance(exc, DeviceMismatchError) and "\n" in str(exc):
-        return str(exc)
-    report = report_of(exc)
+    for error in chain_of(exc):
+        if isinstance(error, DeviceMismatchError) and "\n" in str(error):
+            return str(error)
+    report = _first_report(exc, "")
     return None if report is None else str(report)
 
 
@@ -80,22 +88,29 @@ def report_of(error: BaseException, where: str = "") -> Report | None:
         error: The exception, while its frames are there.
         where: The name of what was guarded; without one, that of the function that failed.
     """
-    if not _is_candidate(error):
-        return None
-    text = str(error)
-    if not is_suspect(text):
-        return None
-    try:
-        return _explained(error, text, where)
-    except Exception:
-        # Whatever stands in the user's frames, explaining an error must not put another in its
-        # place. Nothing is lost: the error itself goes on.
-        return None
+    return _first_report(error, where) if is_candidate(error) else None
 
 
-def _explained(error: BaseException, text: str, where: str) -> Report | None:
-    users, library = calls_of(error.__traceback__)
-    if not users or _is_raised_by_user(error.__traceback__, users[0]):
+def _first_report(raised: BaseException, where: str) -> Report | None:
+    for error in chain_of(raised):
+        if not is_candidate(error) or not is_suspect(str(error)):
+            continue
+        try:
+            report = _explained(error, str(error), where, raised)
+        except Exception:
+            # Whatever stands in the user's frames, explaining an error must not put another in its
+            # place. Nothing is lost: the error itself goes on.
+            return None
+        if report is not None:
+            return report
+    return None
+
+
+def _explained(error: BaseException, text: str, where: str, raised: BaseException) -> Report | None:
+    is_cause = error is not raised
+    outer = raised.__traceback__ if is_cause else None
+    users, library = calls_of(outer or error.__traceback__, cause=outer and error.__traceback__)
+    if not users or is_raised_by_user(error.__traceback__, users[0]):
         return None
     host = wants_host(text)
     traced = traced_calls(text, library)
@@ -107,25 +122,8 @@ def _explained(error: BaseException, text: str, where: str) -> Report | None:
         report = _at(users[at:], text, host, where)
         if report is not None:
             return report
-    return _unnamed(users, library, text, where)
-
-
-def _is_candidate(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError):
-        return False
-    if isinstance(error, DeviceError):
-        return isinstance(error, DeviceMismatchError)
-    return isinstance(error, RuntimeError | TypeError | ValueError)
-
-
-def _is_raised_by_user(traceback: TracebackType | None, innermost: Call) -> bool:
-    """Whether user code itself raised the error: its words are left alone, whatever they say."""
-    last = traceback
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    if last is None or is_library(last.tb_frame.f_code.co_filename):
-        return False
-    return isinstance(innermost.statement, ast.Raise | ast.Assert)
+    # Of a cause, the words alone are not enough to put another error in the place of a library's.
+    return _unnamed(users, library, "" if is_cause else text, where)
 
 
 def _at(
@@ -141,8 +139,7 @@ def _at(
         said: Whether the text is believed about the devices, as not all values can be seen.
     """
     call = calls[0]
-    known = names_of_parameters(call.scope.items())
-    things = [_Thing(m, list(tensors_of(m.value, m.path, known))) for m in _mentioned(call)]
+    things = _things(call)
     generators = [t.mention for t in things if is_a(t.mention.value, GENERATOR)]
     devices = devices_of(t for thing in things for _, t in thing.tensors)
     if said and devices:
@@ -163,6 +160,40 @@ def _at(
     if len(devices) == 1:
         return _of_inline(calls, things, devices[0], text, where)
     return None
+
+
+def _things(call: Call) -> list[_Thing]:
+    known = names_of_parameters(call.scope.items())
+    return [_Thing(m, list(tensors_of(m.value, m.path, known))) for m in _mentioned(call)]
+
+
+def _in_own_frame(
+    calls: list[Call], things: Sequence[_Thing], target: torch.device
+) -> tuple[list[Call], Sequence[_Thing]]:
+    """Go from a library's statement out to the user's that brought the same tensors, if any."""
+    if not calls[0].is_peer:
+        return calls, things
+    culprits = {_memory(t) for thing in things for _, t in thing.off(target)}
+    for at in range(1, len(calls)):
+        if calls[at].is_peer:
+            continue
+        outer = [_without_parts(thing, target) for thing in _things(calls[at])]
+        if any(_memory(t) in culprits for thing in outer for _, t in thing.tensors):
+            return calls[at:], outer
+    return calls, things
+
+
+def _without_parts(thing: _Thing, target: torch.device) -> _Thing:
+    """Leave out the parts of a model that are elsewhere: the layer's own statement says more."""
+    here = [(path, tensor) for path, tensor in thing.tensors if tensor.device == target]
+    if not here or not is_a(thing.mention.value, nn.Module):
+        return thing
+    return _Thing(thing.mention, here)
+
+
+def _memory(tensor: Tensor) -> int:
+    """The identity of a tensor, or of the one that it is a view of."""
+    return id(tensor if tensor._base is None else tensor._base)
 
 
 def _is_lengths(tensor: Tensor) -> bool:
@@ -212,6 +243,7 @@ def _report(
     problem: str,
     where: str,
 ) -> Report:
+    calls, things = _in_own_frame(calls, things, target)
     rows: list[Row] = []
     off_rows: list[Row] = []
     origins: list[tuple[_Thing, Origin]] = []
@@ -372,7 +404,7 @@ def site_of(call: Call) -> Site:
     source = ""
     if statement is not None and not hasattr(statement, "body"):
         line = statement.lineno
-        source = line_of(call.file, line).strip()
+        source = without_head(line_of(call.file, line), statement)
         if (statement.end_lineno or line) > line:
             source = ast.unparse(statement).partition("\n")[0]
     elif line:

@@ -27,6 +27,7 @@ __all__ = [
     "function_at",
     "is_a",
     "is_library",
+    "is_peer",
     "lookup",
     "member",
     "parse",
@@ -63,6 +64,11 @@ class Call:
     def file(self) -> str:
         """The file that the code came from."""
         return self.code.co_filename
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether the code belongs to an installed library, where the user types nothing."""
+        return is_peer(self.code.co_filename)
 
     @property
     def first_line(self) -> int:
@@ -111,20 +117,38 @@ def is_library(filename: str) -> bool:
     return path.startswith(_STDLIB) and "site-packages" not in path
 
 
+def is_peer(filename: str) -> bool:
+    """Say whether a file belongs to an installed library other than torch."""
+    parts = filename.replace("\\", "/").split("/")
+    return "site-packages" in parts or "dist-packages" in parts
+
+
 def calls_of(
-    traceback: TracebackType | None, frame: FrameType | None = None
+    traceback: TracebackType | None,
+    frame: FrameType | None = None,
+    *,
+    cause: TracebackType | None = None,
 ) -> tuple[list[Call], list[Call]]:
     """Read the frames of a traceback and of its callers, innermost first.
 
     Args:
         traceback: Where an error passed, or None.
         frame: The innermost frame to read when there is no traceback.
+        cause: Where the error passed that this one was raised from, to go on there.
 
     Returns:
         The frames of the user, and the library's frames inside the innermost of those.
     """
     inner: list[tuple[FrameType, int, int]] = []
     entry = traceback
+    while entry is not None:
+        if cause is not None and entry.tb_frame is cause.tb_frame:
+            break  # here the first error was caught and the second raised
+        inner.append((entry.tb_frame, entry.tb_lasti, entry.tb_lineno))
+        entry = entry.tb_next
+    if cause is not None and entry is None:
+        inner.clear()  # the frame that caught it has not raised: its callers are known from it
+    entry = cause
     while entry is not None:
         inner.append((entry.tb_frame, entry.tb_lasti, entry.tb_lineno))
         entry = entry.tb_next

@@ -18,13 +18,13 @@ from devicekit import compat
 from devicekit.diagnosis.frames import GENERATOR, MISSING, Call, instance_dict, is_a, lookup
 from devicekit.diagnosis.making import factory_in, loader_in, spine
 from devicekit.diagnosis.mending import generator, made_by, moving, use
-from devicekit.diagnosis.mentions import mentions
+from devicekit.diagnosis.mentions import Mention, mentions
 from devicekit.diagnosis.owners import Store, register, store_of
 from devicekit.diagnosis.search import Origin, Search, holds, short
 from devicekit.diagnosis.source import Fix, binding_of, stores_of
 from devicekit.diagnosis.tensors import devices_of, tensors_of
 
-__all__ = ["contains", "inside", "is_assignable", "search_in", "trace", "use"]
+__all__ = ["bringing", "contains", "inside", "is_assignable", "search_in", "trace", "use"]
 
 _MANY_STEPS = 12
 _LEFT_BEHIND = ".to() leaves it behind"
@@ -217,13 +217,12 @@ def _plain(search: Search, value: Any, name: str, at: int, what: str = "") -> Or
 
 def _argument(search: Search, value: Any, name: str, at: int) -> Origin | None:
     """Go on in the caller, where the argument has another name."""
-    if at + 1 == len(search.calls):
+    above = _caller(search, value, at)
+    if above is None:
         return None
-    caller = search.calls[at + 1]
-    for mention in mentions(caller.expression, caller) if caller.expression is not None else ():
-        if mention.value is not value and not contains(mention.value, value):
-            continue
-        found = search.follow(search, mention.value, mention.node, at + 1)
+    caller = search.calls[above]
+    for mention in bringing(caller, value):
+        found = search.follow(search, mention.value, mention.node, above)
         if found is None:
             continue
         if name in ("self", mention.path):
@@ -232,8 +231,25 @@ def _argument(search: Search, value: Any, name: str, at: int) -> Origin | None:
         return Origin(f"{what}, {found.what}" if found.what else what, found.fix)
     given = _given(search.calls[at], name, caller.expression)
     if isinstance(given, ast.Call) and isinstance(value, Tensor):
-        return made_by(search, given, caller.statement, at + 1)
+        return made_by(search, given, caller.statement, above)
     return None
+
+
+def _caller(search: Search, value: Any, at: int) -> int | None:
+    """The frame that passed a value on: past libraries, in which the user types nothing."""
+    calls = search.calls
+    if at + 1 == len(calls):
+        return None
+    if calls[at].is_peer or not calls[at + 1].is_peer:
+        return at + 1
+    own = (index for index in range(at + 1, len(calls)) if not calls[index].is_peer)
+    return next((index for index in own if bringing(calls[index], value)), None)
+
+
+def bringing(call: Call, value: Any) -> list[Mention]:
+    """What a frame mentions that is a value, or holds it."""
+    found = mentions(call.expression, call) if call.expression is not None else []
+    return [one for one in found if one.value is value or contains(one.value, value)]
 
 
 def _given(call: Call, name: str, expression: ast.expr | None) -> ast.expr | None:

@@ -83,7 +83,7 @@ class Search:
         """The outermost statement that uses a module which holds a value, and that module."""
         for index in range(len(self.calls) - 1, at - 1, -1):
             call = self.calls[index]
-            if call.expression is None:
+            if call.expression is None or (call.is_peer and not self.calls[at].is_peer):
                 continue
             for mention in mentions(call.expression, call):
                 if is_a(mention.value, nn.Module) and holds(mention.value, value):

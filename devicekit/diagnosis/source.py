@@ -5,7 +5,7 @@ import linecache
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Fix", "binding_of", "insert", "line_of", "stores_of"]
+__all__ = ["Fix", "binding_of", "insert", "line_of", "stores_of", "without_head"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ def insert(filename: str, node: ast.expr, text: str, statement: ast.stmt | None 
 def wrap(filename: str, node: ast.expr, before: str, after: str, statement: ast.stmt | None) -> str:
     """The source line of an expression on one line, with texts put around it."""
     line = _edit(filename, node.end_lineno or 0, node.end_col_offset or 0, after, statement)
-    indent = len(line_of(filename, node.lineno)) - len(line_of(filename, node.lineno).lstrip())
-    column = node.col_offset - indent
+    column = node.col_offset - _start(line_of(filename, node.lineno).encode(), node, statement)
     return (line.encode()[:column] + before.encode() + line.encode()[column:]).decode()
 
 
@@ -57,7 +56,29 @@ def _edit(filename: str, number: int, column: int, text: str, statement: ast.stm
     line = line_of(filename, number).encode()
     if statement is not None and statement.end_lineno == number and not _has_body(statement):
         line = line[: statement.end_col_offset]  # a comment after it is of no use here
-    return (line[:column] + text.encode() + line[column:]).decode().strip()
+    start = 0
+    if statement is not None and statement.lineno == number:
+        start = _head(line, statement)
+    return (line[start:column] + text.encode() + line[column:]).decode().strip()
+
+
+def without_head(line: str, statement: ast.stmt) -> str:
+    """The first line of a statement, without a `try:` or `if ...:` in front of it."""
+    return line.encode()[_head(line.encode(), statement) :].decode().strip()
+
+
+def _head(line: bytes, statement: ast.stmt) -> int:
+    """Where a statement begins that stands behind the head of a block; else 0."""
+    before = line[: statement.col_offset].rstrip()
+    return statement.col_offset if before.endswith(b":") else 0
+
+
+def _start(line: bytes, node: ast.expr, statement: ast.stmt | None) -> int:
+    """How many bytes `_edit` drops at the front of a line."""
+    head = (
+        _head(line, statement) if statement is not None and statement.lineno == node.lineno else 0
+    )
+    return head or len(line) - len(line.lstrip())
 
 
 def _has_body(statement: ast.stmt) -> bool:

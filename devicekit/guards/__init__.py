@@ -124,14 +124,16 @@ def _guard(target: Any, options: Options) -> Any:
     return _guard_function(target, options)
 
 
-def _guard_function(function: Callable[..., Any], options: Options) -> Callable[..., Any]:
+def _guard_function(
+    function: Callable[..., Any], options: Options, owner: str = ""
+) -> Callable[..., Any]:
     old = check_of(function)
     if old is not None:
         if options in ((None, False, ()), old.options):
             return function
         function = old.function
     _check_names(function, options[2])
-    return wrap(Check(function, options))
+    return wrap(Check(function, options, owner))
 
 
 def _check_names(function: Callable[..., Any], allow: tuple[str, ...]) -> None:

@@ -35,15 +35,20 @@ class Check:
     Attributes:
         function: What is guarded.
         options: What the guard was given.
+        owner: The name of the class of a module on which the function was put; it is given no
+            `self` then.
         is_method: Whether the first argument is `self` or `cls`.
     """
 
-    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+    def __init__(self, function: Callable[..., Any], options: Options, owner: str = "") -> None:
         self.function = function
+        self.owner = owner
         self.options = options
         self.demanded, self.moves, self.allow = options
         self.names = _positional_names(function)
-        self.is_method = self.names[:1] in (["self"], ["cls"]) or _is_forward(function)
+        self.is_method = not owner and (
+            self.names[:1] in (["self"], ["cls"]) or _is_forward(function)
+        )
         self._device: torch.device | None = None
 
     def target(self) -> torch.device | None:
@@ -81,6 +86,8 @@ class Check:
 
     def where(self, args: tuple[Any, ...]) -> str:
         """The name of what is guarded, as its user knows it: `Net.forward`."""
+        if self.owner:
+            return f"{self.owner}.forward"
         function = self.function
         name = getattr(function, "__qualname__", type(function).__name__)
         name = name.rpartition("<locals>.")[2]
@@ -200,8 +207,15 @@ def _is_forward(function: Callable[..., Any]) -> bool:
 
 
 def _positional_names(function: Callable[..., Any]) -> list[str]:
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return list(code.co_varnames[: code.co_argcount]) if code is not None else []
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # a builtin that does not tell its signature
+        return []
+    positional = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    return [one.name for one in parameters if one.kind in positional]
 
 
 def _bind(

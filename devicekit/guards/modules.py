@@ -14,7 +14,7 @@ from devicekit.guards.wrappers import check_of
 
 __all__ = ["guard_module", "remove"]
 
-_Guarding = Callable[[Callable[..., Any], Options], Callable[..., Any]]
+_Guarding = Callable[..., Callable[..., Any]]
 
 _classes: weakref.WeakKeyDictionary[type, dict[Options, type]] = weakref.WeakKeyDictionary()
 
@@ -29,7 +29,7 @@ def guard_module(module: nn.Module, options: Options, guarding: _Guarding) -> nn
     """
     own = vars(module)
     if "forward" in own:  # put there by another library; a class could not reach past it
-        own["forward"] = guarding(own["forward"], options)
+        own["forward"] = guarding(own["forward"], options, type(module).__name__)
         return module
     cls = type(module)
     original = vars(cls).get("__devicekit_original__", cls)

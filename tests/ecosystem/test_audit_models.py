@@ -84,6 +84,19 @@ def test_no_false_alarm(name: str, accelerator: Simulation) -> None:
         assert not audit(model), str(report)
 
 
+def test_metrics_move_themselves(accelerator: Simulation) -> None:
+    classification = pytest.importorskip("torchmetrics.classification")
+    model = nn.Sequential(nn.Linear(3, 2))
+    model.acc = classification.MulticlassAccuracy(2)
+    for device in ("cpu", "sim:0"):
+        model.to(device)
+        assert not audit(model, device=device)
+        assert not audit(model)
+    model.acc = classification.MulticlassAccuracy(2)
+    (finding,) = audit(model)
+    assert (finding.path, finding.fix) == ("model.acc", 'model.acc.to("sim:0")')
+
+
 def test_a_guarded_model_of_transformers_answers(accelerator: Simulation) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

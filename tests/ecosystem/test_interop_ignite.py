@@ -107,7 +107,6 @@ def test_torchmetrics_says_what_to_do_itself(classification, simulated_accelerat
     assert_said(caught.value)
 
 
-@pytest.mark.xfail(reason="torchmetrics raises an error of its own", strict=False)
 def test_explain_names_the_metric(classification, simulated_accelerator):
     try:
         mix(classification.MulticlassAccuracy(num_classes=2))
@@ -117,7 +116,6 @@ def test_explain_names_the_metric(classification, simulated_accelerator):
     assert "metric" in text
 
 
-@pytest.mark.xfail(reason="torchmetrics raises an error of its own", strict=False)
 def test_guard_names_the_metric(classification, simulated_accelerator):
     with pytest.raises(DeviceMismatchError, match="metric"):
         guard(mix)(classification.MulticlassAccuracy(num_classes=2))
