@@ -498,7 +498,11 @@ def test_the_platforms_own_start_method_is_used_without_an_accelerator():
 
 
 @pytest.mark.slow
-def test_a_fork_server_is_used_once_an_accelerator_was_initialised(simulated_accelerator):
+def test_a_fork_server_is_used_once_an_accelerator_was_initialised(
+    simulated_accelerator, monkeypatch
+):
+    # The main module is not that of a user: under xdist it cannot be imported.
+    monkeypatch.setattr(starting, "_main_can_be_imported", lambda: True)
     assert first_process(device="sim") == "ForkServerProcess"
     assert first_process(device="cpu") == "ForkServerProcess"
     assert first_process(device="sim", multiprocessing_context="fork") == "ForkProcess"
@@ -615,8 +619,13 @@ def test_a_new_epoch_of_kept_workers_ends_the_one_before():
     new = iter(loader)
 
     assert numbers([next(new)]) == [0, 1]
-    assert list(old) == []  # it does not take what is the new one's
+    # It does not take what is the new one's, and its loop does not look as if it were complete.
+    with pytest.raises(RuntimeError, match="persistent workers serve one at a time"):
+        next(old)
     assert numbers(new) == list(range(2, 12))
+    newest = iter(loader)
+    assert list(new) == []  # what came to its end stays there
+    newest.close()
 
 
 class Fails(Numbers):
@@ -854,6 +863,9 @@ def test_a_thousand_times_created_begun_and_left_leaves_nothing():
     before = descriptors(), left_over()
     for round in range(1000):
         once(round)
+    deadline = time.monotonic() + 5  # a queue's own thread ends a little after its process
+    while (descriptors(), left_over()) != before and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert (descriptors(), left_over()) == before
 
 

@@ -38,7 +38,8 @@ def test_torchrun_without_a_gpu_falls_back_and_shares_the_data(tmp_path):
     (tmp_path / "train.py").write_text(program("torchrun"))
     result = launch(tmp_path, *TORCHRUN, "train.py")
 
-    lines = sorted(re.findall(r"rank \d: .*samples", result.stdout))
+    # Two processes write to one pipe: their lines may run together.
+    lines = sorted(re.findall(r"rank \d: cpu, \d+ of \d+ samples", result.stdout))
     assert lines == [f"rank {rank}: cpu, 16 of 32 samples" for rank in range(2)]
     warnings = re.findall(r"DeviceFallbackWarning: .*", result.stderr)
     assert len(warnings) == 2  # one for each rank
