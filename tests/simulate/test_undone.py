@@ -1,6 +1,7 @@
 """Leaving a simulation leaves torch as it was found."""
 
 import ast
+import importlib
 import inspect
 import json
 import os
@@ -336,3 +337,48 @@ def test_what_stays_after_the_first_simulation_of_a_process() -> None:
     # The rest is what torch makes for every backend: `Tensor.sim`, `DeviceType.SIM`, ...
     enums = ("torch._C._autograd.DeviceType.", "torch._C._profiler.ProfilerActivity.")
     assert {x for x in kept - ours if "sim" not in x and not x.startswith(enums)} == set()
+
+
+COMPILED_AFTER = """
+import sys, warnings
+import torch
+from devicekit.testing import simulate
+name = sys.argv[1]
+assert "torch._dynamo" not in sys.modules
+with simulate(name):
+    import torch._dynamo.trace_rules
+    torch._dynamo.trace_rules.get_torch_obj_rule_map()
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    import torch._dynamo.variables.tensor, torch._dynamo.variables.torch
+warnings.simplefilter("error")
+for function in (
+    lambda x: torch.ones(2, device=x.device) + x,
+    lambda x: x.new_zeros(2) + x.to(torch.float64),
+    lambda x: torch.rand_like(x) + x.clone().uniform_(),
+    lambda x: x if torch.is_autocast_enabled() else x + 1,
+):
+    torch.compile(function, backend="eager", fullgraph=True)(torch.ones(2))
+from devicekit.testing.simulation import private
+for module, table in private.DYNAMO_TABLES:
+    for item in vars(sys.modules[module])[table].items():
+        for x in item:
+            code = getattr(x, "__code__", None)
+            if code is not None and "simulation" in code.co_filename:
+                print(table, x.__qualname__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sim", "cuda"])
+def test_dynamo_that_was_imported_in_a_simulation_knows_torch_after_it(name: str) -> None:
+    left = run("-c", COMPILED_AFTER, name).splitlines()
+    # These two are replaced for good, and silent.
+    assert {x.rpartition(" ")[2].rpartition(".")[2] for x in left} <= {
+        "current_accelerator",
+        "current_device",
+    }, left
+
+
+@pytest.mark.parametrize(("module", "table"), private.DYNAMO_TABLES)
+def test_tables_of_dynamo_are_where_they_are_put_back(module: str, table: str) -> None:
+    assert isinstance(getattr(importlib.import_module(module), table), dict)

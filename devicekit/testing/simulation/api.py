@@ -125,6 +125,7 @@ class Simulation:
     def _install(self) -> None:
         from devicekit.testing.simulation import (
             as_cuda,
+            compiled,
             late,
             memory,
             processes,
@@ -141,6 +142,7 @@ class Simulation:
             patches.set(memory, "counts", self._counts)
             registration.install(patches)
             processes.install(patches)
+            compiled.install(patches)
             if self._config.async_copies:
                 patches.set(state, "copy", late.copy)
                 patches.set(state, "before_kernel", late.before_kernel)

@@ -1,6 +1,6 @@
 """Attributes that are replaced for a while, and put back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +24,7 @@ class Patches:
     """
 
     def __init__(self) -> None:
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._undo: list[tuple[Any, str, Any, Any]] = []
         self._actions: list[Callable[[], object]] = []
         self._items: list[tuple[dict[Any, Any], Any, Any]] = []
 
@@ -34,7 +34,7 @@ class Patches:
             before = vars(owner).get(name, _ABSENT)
         else:
             before = getattr(owner, name, _ABSENT)
-        self._undo.append((owner, name, before))
+        self._undo.append((owner, name, before, value))
         setattr(owner, name, value)
 
     def set_item(self, table: dict[Any, Any], key: Any, value: Any) -> None:
@@ -46,12 +46,20 @@ class Patches:
         """Call something when everything is put back."""
         self._actions.append(action)
 
+    def replaced(self) -> Iterator[tuple[Any, Any]]:
+        """Yield each value that stands in the place of another, and that other, in order."""
+        for owner, name, before, value in self._undo:
+            if before is _ABSENT and isinstance(owner, type):
+                before = _inherited(owner, name)
+            if before is not _ABSENT:
+                yield value, before
+
     def undo(self) -> None:
         """Put everything back as it was found."""
         while self._actions:
             self._actions.pop()()
         while self._undo:
-            owner, name, before = self._undo.pop()
+            owner, name, before, _ = self._undo.pop()
             if before is _ABSENT:
                 delattr(owner, name)
             else:
@@ -62,3 +70,8 @@ class Patches:
                 del table[key]
             else:
                 table[key] = before
+
+
+def _inherited(cls: type, name: str) -> Any:
+    bases = (vars(base) for base in cls.__mro__[1:])
+    return next((members[name] for members in bases if name in members), _ABSENT)

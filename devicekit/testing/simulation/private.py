@@ -125,6 +125,13 @@ def stand_in(wrapper: Callable[..., Any], function: Callable[..., Any]) -> None:
         register_jit_builtin(wrapper, found)
 
 
+# Tables of functions that Dynamo makes when it is imported. Seen in 2.13, 2.14.
+DYNAMO_TABLES = (
+    ("torch._dynamo.variables.tensor", "all_tensor_attrs"),
+    ("torch._dynamo.variables.torch", "constant_fold_functions"),
+    ("torch._dynamo.variables.torch", "constant_fold_functions_need_guards"),
+)
+
 # The handle of an overload does what its public `redispatch` does, 1 us faster. Seen in 2.10, 2.13,
 # 2.14.
 _find("torch.ops.aten.alias.default._handle.redispatch_boxed")
