@@ -22,6 +22,7 @@ from devicekit import compat
 from devicekit.device import Device
 from devicekit.errors import DeviceUnavailableError, PinMemoryError, warn, warn_once
 from devicekit.tree import find_tensors, map_tensors
+from devicekit.tree.anatomy import is_a
 
 try:
     import resource
@@ -185,8 +186,11 @@ def _pinned_copy(tensor: Tensor) -> Tensor:
 
 
 def _pin_foreign(value: object) -> object:
-    own = getattr(value, "pin_memory", None)
-    if not callable(own) or isinstance(value, type):
+    try:
+        own = getattr(value, "pin_memory", None)
+    except Exception:  # an object that refuses to be asked has no such method
+        return value
+    if not callable(own) or is_a(value, type):
         return value
     result = own()
     return value if result is None else result

@@ -815,3 +815,17 @@ def test_the_quick_way_agrees_with_the_walker(data: Any) -> None:
 def test_paths_lead_to_their_tensors(data: Any) -> None:
     for path, x in find_tensors(data):
         assert eval(path, {"data": data, "Color": None}) is x, path
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"dtype": "float16"}, "`dtype` must be a floating-point dtype, but is 'float16'"),
+        ({"skip": None}, "`skip` must be a collection .* but is None"),
+        ({"skip": 1}, "`skip` must be a collection .* but is 1"),
+        ({"skip": [["mask"]]}, r"`skip` must be a collection .* but is \[\['mask'\]\]"),
+    ],
+)
+def test_a_wrong_option_is_named(option, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        to_device(torch.ones(1), "meta", **option)

@@ -446,3 +446,14 @@ def test_pins_on_a_real_accelerator():
         assert torch.equal(tensor, batch[name]), name
     assert pin_memory(result) is result
     assert result["x"][1:].is_pinned()
+
+
+def test_an_object_that_raises_for_every_attribute_is_passed_over(simulated_accelerator):
+    class Unbound:
+        def __getattribute__(self, name):
+            raise RuntimeError(f"nothing bound, asked for {name}")
+
+    unbound = Unbound()
+    pinned = pin_memory([unbound, torch.ones(2)])
+    assert pinned[0] is unbound
+    assert pinned[1].is_pinned()

@@ -1,6 +1,7 @@
 """The walker: what it finds, how it names it, and how it rebuilds."""
 
 import sys
+import weakref
 from collections import UserDict, defaultdict, deque
 from dataclasses import dataclass
 from enum import Enum
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor, nn
 
-from devicekit import find_tensors
+from devicekit import MoveError, find_tensors, pack, to_device, unpack
 from devicekit.testing import assert_on, assert_same, batches
 from devicekit.tree import copy_containers, describe, find_hidden, map_tensors
 
@@ -301,3 +302,87 @@ def test_assert_on_lists_what_is_elsewhere() -> None:
         assert_on("meta", [t(), torch.ones(1, device="meta")])
     with pytest.raises(AssertionError, match="found none in list"):
         assert_on("cpu", [1])
+
+
+class AsksNobody(type):
+    """A metaclass that raises for every attribute that no class has."""
+
+    def __getattr__(cls, name: str) -> Any:
+        raise RuntimeError(f"asked the metaclass for {name}")
+
+
+class AnswersAll(type):
+    """A metaclass that has an answer to every name, as classes of mocks and of schemas do."""
+
+    def __getattr__(cls, name: str) -> Any:
+        return lambda *args: cls
+
+
+class Unbound:
+    """A proxy that has no object yet: whatever it is asked, it raises."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(f"nothing bound, asked for {name}")
+
+
+def test_weak_proxies_are_left_to_the_owner_of_what_they_stand_for():
+    image, layer = t(), nn.Linear(1, 1)
+    data = [weakref.proxy(image), weakref.proxy(layer)]
+    assert to_device(data, "meta") is data
+    assert to_device(data, "meta", skip=("other",)) is data
+    assert not layer.weight.is_meta
+    with pytest.raises(MoveError, match="found 3 tensors that did not move"):
+        to_device(data, "meta", strict=True)
+
+
+def test_modules_named_like_keywords_have_paths_that_python_reads():
+    model = nn.Sequential()
+    model.add_module("class", nn.Linear(1, 1, bias=False))
+    ((path, weight),) = find_tensors(model, name="model")
+    assert path == "getattr(model, 'class').weight"
+    assert eval(path, {"model": model}) is weight
+
+
+class Guarded(dict[str, Any], metaclass=AsksNobody):
+    """A container of such a class."""
+
+
+@pytest.mark.parametrize("metaclass", [AsksNobody, AnswersAll])
+def test_a_metaclass_is_not_asked_what_its_objects_have(metaclass):
+    cls = metaclass("Odd", (), {})
+    odd = cls()
+    vars(odd)["x"] = t()
+    data = [odd, Guarded(x=t())]
+    assert [path for path, _ in find_tensors(data)] == ["data[1]['x']"]
+    moved = to_device(data, "meta")
+    assert moved[0] is odd
+    assert moved[1]["x"].is_meta
+    assert type(moved[1]) is Guarded
+    assert [path for path, _ in find_hidden(data)] == ["data[0].x", "data[1]['x']"]
+
+
+def test_objects_that_raise_when_asked_for_their_class_are_passed_through():
+    class Owner:
+        x = 1
+
+    dead = weakref.proxy(Owner())  # its object is gone
+    unbound = Unbound()
+    data = [dead, unbound, t()]
+    assert [path for path, _ in find_tensors(data)] == ["data[2]"]
+    for strict in (False, True):
+        moved = to_device(data, "meta", strict=strict)
+        assert moved[2].is_meta
+        assert moved[1] is unbound
+    opened = unpack(pack(data))
+    assert opened[1] is unbound
+    assert torch.equal(opened[2], t())
+
+
+def test_tensors_in_keys_are_found_where_no_mover_reaches():
+    x, record = t(), (t(), 1)
+    data = {x: 1, record: t(), "name": 2}
+    found = dict(find_hidden(data))
+    assert list(found) == ["list(data.values())[1]", "list(data)[0]", "list(data)[1][0]"]
+    assert all(eval(path, {"data": data}) is tensor for path, tensor in found.items())
+    with pytest.raises(MoveError, match=r"list\(data\)\[0\]"):
+        to_device({x: 1}, "meta", strict=True)

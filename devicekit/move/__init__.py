@@ -108,7 +108,7 @@ def to_device(
     """
     if is_dynamo_compiling() and not strict and not skip:
         return cast(T, move_traced(data, device, dtype))
-    if non_blocking == "auto" and dtype is None and not strict and not skip:
+    if non_blocking == "auto" and dtype is None and not strict and skip is not None and not skip:
         memo: dict[int, Any] = {}
         try:
             result: T = movers[device][type(data)](data, memo)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from devicekit.tree import copy_containers, find_tensors
-from devicekit.tree.anatomy import attributes_of, set_attributes
+from devicekit.tree.anatomy import attributes_of, class_attribute, set_attributes
 
 __all__ = ["move_foreign", "moves_itself"]
 
@@ -35,7 +35,7 @@ def _read_signature(cls: type) -> _Call | None:
 
     Many methods of this name are no movers: `Quantity.to(unit)`, `Timestamp.to(zone)`.
     """
-    method = getattr(cls, "to", None)
+    method = class_attribute(cls, "to")
     if not callable(method) or isinstance(method, type | property):
         return None
     try:
@@ -103,6 +103,6 @@ def _copy(x: Any) -> Any:
         twin = copy.copy(x)
     except Exception:  # cannot be copied: its own `to` then decides what becomes of it
         return x
-    if twin is x or hasattr(type(x), "__copy__"):  # such a class knows what it has to copy
-        return twin
+    if twin is x or class_attribute(type(x), "__copy__") is not None:
+        return twin  # such a class knows what it has to copy
     return copy_containers(twin)

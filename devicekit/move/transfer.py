@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from devicekit.errors import MoveError, warn
 from devicekit.move.foreign import move_foreign, moves_itself
 from devicekit.move.modules import move_module, move_optimizer
 from devicekit.tree import Step, describe, find_hidden, find_tensors, map_tensors
+from devicekit.tree.anatomy import is_a
 
 __all__ = ["Transfer"]
 
@@ -33,7 +34,8 @@ class Transfer:
         skip: Collection[object] = (),
         memo: dict[int, Any] | None = None,
     ) -> None:
-        if dtype is not None and not dtype.is_floating_point:
+        is_floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+        if dtype is not None and not is_floating:
             raise ValueError(f"`dtype` must be a floating-point dtype, but is {dtype!r}")
         if non_blocking not in (True, False, "auto"):
             raise ValueError(
@@ -43,7 +45,7 @@ class Transfer:
         self.dtype = dtype
         self.non_blocking = non_blocking
         self.strict = strict
-        self.skipped = {skip} if isinstance(skip, str) else set(skip)
+        self.skipped = _names(skip)
         # What has become of the objects that are no containers, by `id`.
         self.settled: dict[int, Any] = {
             k: v for k, v in (memo or {}).items() if isinstance(v, Tensor)
@@ -178,10 +180,12 @@ class Transfer:
 
     def moved_other(self, x: object) -> object:
         """The object on the device."""
-        if isinstance(x, nn.Module):
-            return move_module(x, self)
-        if isinstance(x, torch.optim.Optimizer):
-            return move_optimizer(x, self)
+        # By the type, not by `isinstance`: a proxy of a module belongs to somebody else, and may
+        # raise when asked what it stands for.
+        if issubclass(type(x), nn.Module):
+            return move_module(cast(nn.Module, x), self)
+        if issubclass(type(x), torch.optim.Optimizer):
+            return move_optimizer(cast(torch.optim.Optimizer, x), self)
         if moves_itself(type(x)):
             asynchronous = self.non_blocking is not False and self.device.type == "cuda"
             return move_foreign(x, self.device, asynchronous)
@@ -198,7 +202,7 @@ class Transfer:
 
     def note(self, path: str, x: object) -> str:
         """What an error says of the object at which it was raised."""
-        origin = f" from {x.device}" if isinstance(x, Tensor) else ""
+        origin = f" from {x.device}" if is_a(x, Tensor) else ""
         return f"while moving {path} ({describe(x)}){origin} to {self.device}"
 
     def path_of(self, x: Tensor) -> str:
@@ -223,7 +227,17 @@ class Transfer:
 
     def is_exempt(self, step: Step, path: str, x: object) -> bool:
         """Whether it may stay elsewhere: skipped, or an optimizer, which has its own rule."""
-        return isinstance(x, torch.optim.Optimizer) or self.is_skipped(step, path)
+        return is_a(x, torch.optim.Optimizer) or self.is_skipped(step, path)
+
+
+def _names(skip: Collection[object]) -> set[object]:
+    try:
+        return {skip} if isinstance(skip, str) else set(skip)
+    except TypeError as error:  # no collection, or with something in it that is no key
+        raise TypeError(
+            "`skip` must be a collection of keys, attribute names and paths, such as ('mask',), "
+            f"but is {skip!r}"
+        ) from error
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, MutableMapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard, TypeVar
 
 __all__ = [
     "ANY_MAPPING",
@@ -29,10 +29,37 @@ __all__ = [
     "Step",
     "attribute_step",
     "attributes_of",
+    "class_attribute",
     "compose",
+    "is_a",
     "nothing_to_fill",
     "set_attributes",
 ]
+
+
+T = TypeVar("T")
+
+
+def is_a(x: object, cls: type[T]) -> TypeGuard[T]:
+    """`isinstance`, also for objects that raise when they are asked for their `__class__`.
+
+    Such are proxies whose object is gone, or not there yet.
+    """
+    try:
+        return isinstance(x, cls)
+    except Exception:  # whatever the object raised: its type is left to ask
+        return issubclass(type(x), cls)
+
+
+def class_attribute(cls: type, name: str) -> Any:
+    """What a class or one of its bases defines under this name, else None.
+
+    The metaclass is not asked: its attributes are not the objects' own, and its `__getattr__` may
+    raise anything, or have an answer to every name.
+    """
+    if any(name in vars(base) for base in cls.__mro__):
+        return getattr(cls, name)
+    return None
 
 
 class Step(NamedTuple):
@@ -88,7 +115,7 @@ def _indexed(count: int) -> list[Step]:
 
 
 def _of_tuple(x: Any) -> list[Step]:
-    fields = getattr(type(x), "_fields", ())
+    fields = class_attribute(type(x), "_fields") or ()
     if len(fields) != tuple.__len__(x):
         return _indexed(tuple.__len__(x))
     return [Step(name, f".{name}") for name in fields]
@@ -248,7 +275,11 @@ def _kind(cls: type, payload: _Payload) -> Literal["dict", "list", "tuple", "nam
         return "list"
     if cls is tuple:
         return "tuple"
-    if payload is PAYLOADS[tuple] and hasattr(cls, "_fields") and cls.__dictoffset__ == 0:
+    if (
+        payload is PAYLOADS[tuple]
+        and class_attribute(cls, "_fields") is not None
+        and cls.__dictoffset__ == 0
+    ):
         return "namedtuple"
     return "other"
 
@@ -306,7 +337,7 @@ def set_attributes(x: Any, values: dict[str, Any]) -> None:
 
 def attribute_step(cls: type, name: str) -> Step:
     """The way from an object to what is under this name in its slots or its `__dict__`."""
-    shadowed = isinstance(getattr(cls, name, None), property)
+    shadowed = isinstance(class_attribute(cls, name), property)
     if name.isidentifier() and not keyword.iskeyword(name) and not shadowed:
         return Step(name, f".{name}")
     return Step(name, f".__dict__[{name!r}]")

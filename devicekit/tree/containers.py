@@ -32,6 +32,7 @@ from devicekit.tree.anatomy import (
     STRUCT_SEQUENCE,
     Container,
     Step,
+    class_attribute,
     compose,
     nothing_to_fill,
 )
@@ -149,13 +150,14 @@ def _resolve(cls: type) -> Container | None:
         return PACKED_SEQUENCE
     if issubclass(cls, types.MappingProxyType):
         return MAPPING_PROXY
-    if issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields"):
+    if issubclass(cls, tuple) and class_attribute(cls, "n_sequence_fields") is not None:
         return STRUCT_SEQUENCE
     for base, payload in PAYLOADS.items():
         if issubclass(cls, base):
             return compose(cls, payload)
-    if hasattr(cls, "__dataclass_fields__") or hasattr(cls, "__attrs_attrs__"):
+    fields = ("__dataclass_fields__", "__attrs_attrs__")
+    if any(class_attribute(cls, name) is not None for name in fields):
         return compose(cls, OBJECT)
-    if issubclass(cls, Mapping | Sequence | Set) and not callable(getattr(cls, "to", None)):
+    if issubclass(cls, Mapping | Sequence | Set) and not callable(class_attribute(cls, "to")):
         return compose(cls, OBJECT) or (ANY_MAPPING if issubclass(cls, Mapping) else None)
     return None

@@ -2,6 +2,8 @@
 
 from torch import Tensor
 
+from devicekit.tree.anatomy import is_a
+
 __all__ = ["describe"]
 
 
@@ -15,7 +17,7 @@ def describe(x: object) -> str:
         >>> describe({})
         'dict'
     """
-    if not isinstance(x, Tensor):
+    if not is_a(x, Tensor):
         return type(x).__qualname__
     dtype = str(x.dtype).removeprefix("torch.")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from devicekit.tree.anatomy import Step, attribute_step, attributes_of
+from devicekit.tree.anatomy import Step, attribute_step, attributes_of, class_attribute, is_a
 from devicekit.tree.containers import ATOMS, container_of
 
 __all__ = ["find_hidden", "find_tensors"]
@@ -65,9 +66,9 @@ def find_hidden(
 ) -> Iterator[tuple[str, Tensor]]:
     """As `find_tensors`, and also what no mover can reach.
 
-    Looks into the attributes of every object, into what functions and methods carry with them
-    (closures, defaults, `self`, the arguments of a `partial`), and into the plain attributes of
-    modules. Not into classes, modules of Python, and the globals of functions.
+    Looks into the attributes of every object, at the keys of dicts, into what functions and methods
+    carry with them (closures, defaults, `self`, the arguments of a `partial`), and into the plain
+    attributes of modules. Not into classes, modules of Python, and the globals of functions.
 
     Args:
         data: Anything.
@@ -91,7 +92,7 @@ def _walk(
         path, x = stack.pop()
         if type(x) in ATOMS or (leave is not None and leave(path.step, str(path), x)):
             continue
-        if isinstance(x, Tensor):
+        if is_a(x, Tensor):
             yield str(path), x
             continue
         if id(x) in seen:
@@ -105,16 +106,25 @@ def _walk(
 def _children(x: Any, hidden: bool) -> list[tuple[Step, Any]]:
     container = container_of(type(x))
     if container is not None:
-        return list(zip(container.steps(x), container.children(x), strict=True))
-    if isinstance(x, nn.Module):
+        children = list(zip(container.steps(x), container.children(x), strict=True))
+        return children + _keys(x) if hidden else children
+    if is_a(x, nn.Module):
         return _of_module(x, hidden)
-    if isinstance(x, torch.optim.Optimizer):
+    if is_a(x, torch.optim.Optimizer):
         return [(Step(n, f".{n}"), getattr(x, n)) for n in ("param_groups", "state")]
     if hidden:
         return _of_anything(x)
-    if callable(getattr(type(x), "to", None)):
+    if callable(class_attribute(type(x), "to")):
         return _of_object(x)
     return []
+
+
+def _keys(x: Any) -> list[tuple[Step, Any]]:
+    """The keys of a dict, which no mover replaces: who looks up by the old one must find it."""
+    if not issubclass(type(x), dict):
+        return []
+    keys = enumerate(dict.keys(x))
+    return [(Step(None, f")[{i}]", "list("), key) for i, key in keys if type(key) not in ATOMS]
 
 
 def _of_module(module: nn.Module, hidden: bool) -> list[tuple[Step, Any]]:
@@ -140,7 +150,7 @@ def _member(module: nn.Module, name: str) -> Step:
     """The way from a module to one of its parameters, buffers or modules."""
     if isinstance(module, nn.ModuleDict | nn.ParameterDict):
         return Step(name, f"[{name!r}]")
-    if name.isidentifier():
+    if name.isidentifier() and not keyword.iskeyword(name):
         return Step(name, f".{name}")
     if name.isdecimal() and isinstance(module, nn.Sequential | nn.ModuleList | nn.ParameterList):
         return Step(name, f"[{name}]")
@@ -163,13 +173,13 @@ def _of_object(x: Any) -> list[tuple[Step, Any]]:
 
 
 def _of_anything(x: Any) -> list[tuple[Step, Any]]:
-    if isinstance(x, type | types.ModuleType | str | bytes):
+    if any(is_a(x, cls) for cls in (type, types.ModuleType, str, bytes)):
         return []
-    if isinstance(x, types.MethodType):
+    if is_a(x, types.MethodType):
         return [(Step(None, ".__self__"), x.__self__), (Step(None, ".__func__"), x.__func__)]
-    if isinstance(x, types.FunctionType):
+    if is_a(x, types.FunctionType):
         return _of_function(x)
-    if isinstance(x, partial):
+    if is_a(x, partial):
         return [(Step(None, f".{n}"), getattr(x, n)) for n in ("func", "args", "keywords")]
     return _of_object(x)
 

@@ -177,7 +177,7 @@ class _Walk:
 
     def map_leaf(self, node: _Node, i: int, x: object) -> object:
         try:
-            return self.fn(x) if isinstance(x, Tensor) else self.other(x)
+            return self.fn(cast(Tensor, x)) if issubclass(type(x), Tensor) else self.other(x)
         except Exception as error:  # raised again at once: only a note is added
             error.add_note(self.note(self.path(node, i), x))
             raise
