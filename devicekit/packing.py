@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 from devicekit import compat
 from devicekit.errors import MoveError
-from devicekit.tree import map_tensors
+from devicekit.tree import describe, map_tensors
 
 __all__ = ["LARGE", "Packed", "pack", "pays", "unpack"]
 
@@ -178,6 +178,8 @@ def unpack(packed: Packed[T]) -> T:
         >>> unpack(pack((torch.ones(2), torch.ones(2, dtype=torch.int64))))
         (tensor([1., 1.]), tensor([1, 1]))
     """
+    if type(packed) is not Packed:
+        raise TypeError(f"`packed` must be what `pack` returned, but is a {describe(packed)}")
     count = sum(len(segment.slots) for segment in packed.segments)
     leaves: list[Tensor | None] = [None] * count
     for segment in packed.segments:

@@ -83,6 +83,7 @@ def prefetch_to_device(
 
     Raises:
         ValueError: `depth` is less than 1.
+        TypeError: `depth` is no int.
 
     Example:
         >>> import torch
@@ -100,6 +101,8 @@ class Prefetcher(Generic[T]):
     def __init__(
         self, iterable: Iterable[T], device: str | torch.device | None, depth: int
     ) -> None:
+        if isinstance(depth, bool) or not isinstance(depth, int):
+            raise TypeError(f"`depth` must be an int, but it is {depth!r}")
         if depth < 1:
             raise ValueError(f"`depth` must be at least 1, but it is {depth!r}")
         self.iterable = iterable

@@ -334,3 +334,9 @@ def test_any_structure_comes_back_through_a_pickle(data):
         return [ids.setdefault(id(tensor), len(ids)) for _, tensor in find_tensors(x)]
 
     assert pattern(result) == pattern(data)
+
+
+@pytest.mark.parametrize("other", [3, None, [torch.ones(1)]])
+def test_unpack_refuses_what_was_not_packed(other):
+    with pytest.raises(TypeError, match="`packed` must be what `pack` returned, but is a "):
+        unpack(other)

@@ -665,3 +665,9 @@ def test_late_consumer_on_a_real_accelerator():
         wrong += (batch != i).sum()
         del batch
     assert wrong.item() == 0
+
+
+@pytest.mark.parametrize("depth", [None, "1", 1.5, True])
+def test_a_depth_that_is_no_number_of_batches_is_refused_at_once(depth):
+    with pytest.raises(TypeError, match="`depth` must be an int, but it is"):
+        prefetch_to_device([torch.ones(1)], "cpu", depth)
