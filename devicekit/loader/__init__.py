@@ -158,7 +158,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self.persistent_workers and self._latest is not None:
             latest = self._latest()
             if latest is not None:
-                latest.close()  # it has the same workers, which begin again
+                latest.supersede()  # it has the same workers, which begin again
         held = self._held_on_accelerator()
         with cpu_by_default():
             running = self._start(look=held is not None)
@@ -273,8 +273,15 @@ class Batches(Iterator[Any]):
     def __init__(self, batches: Iterator[Any], indices: Indices | None) -> None:
         self._batches = batches
         self._indices = indices
+        self._superseded = False
 
     def __next__(self) -> Any:
+        if self._superseded:
+            raise RuntimeError(
+                "this iterator was ended by a later one over the same DataLoader: persistent "
+                "workers serve one at a time. Fix: finish one iteration before the next, use two "
+                "DataLoaders, or pass `persistent_workers=False`"
+            )
         return next(self._batches)
 
     def __len__(self) -> int:
@@ -285,6 +292,11 @@ class Batches(Iterator[Any]):
     def close(self) -> None:
         """End the iteration: stops the workers, unless they are persistent."""
         self._batches.close()  # type: ignore[attr-defined]
+
+    def supersede(self) -> None:
+        """End the iteration because another begins; to go on with it would be an error."""
+        self._superseded = self._batches.gi_frame is not None  # type: ignore[attr-defined]
+        self.close()
 
 
 _WITHOUT_WORKERS = {
