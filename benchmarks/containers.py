@@ -77,7 +77,7 @@ def main() -> None:
     write("containers", {"cases": answers}, *PACKAGES)
     text = (
         "*Right*: every tensor moved, nothing else changed. *Left behind*: a tensor stayed where\n"
-        "it was, without a word. *Changed*: another type, lost attributes, or the caller's object.\n"
+        "it was, without a word. *Changed*: another type, lost attributes, the caller's object.\n"
     )
     (RESULTS / "containers.md").write_text("\n".join([text, *rows, ""]))
     print("\n".join(rows))

@@ -1,4 +1,5 @@
 """A function of any arguments."""
+
 import torch
 
 import devicekit

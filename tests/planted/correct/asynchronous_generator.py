@@ -1,4 +1,5 @@
 """A guarded asynchronous generator is sent values."""
+
 import asyncio
 
 import torch

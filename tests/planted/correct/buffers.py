@@ -1,4 +1,5 @@
 """Buffers move with the model, saved or not."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Layers and parameters in torch's own containers."""
+
 import torch
 from torch import nn
 

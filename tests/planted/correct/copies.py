@@ -1,4 +1,5 @@
 """A guarded model is copied, and the copy moves alone."""
+
 import copy
 
 import torch

@@ -1,4 +1,5 @@
 """Guarded coroutines run side by side."""
+
 import asyncio
 
 import torch

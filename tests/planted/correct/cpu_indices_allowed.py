@@ -1,4 +1,5 @@
 """CPU indices into a tensor of the device, which torch accepts."""
+
 import torch
 
 import devicekit

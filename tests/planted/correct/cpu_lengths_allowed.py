@@ -1,4 +1,5 @@
 """Lengths have to be on the CPU."""
+
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence
 

@@ -1,4 +1,5 @@
 """CPU scalars meet tensors of the device."""
+
 import torch
 
 import devicekit

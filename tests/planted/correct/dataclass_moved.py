@@ -1,4 +1,5 @@
 """A dataclass is moved as a whole."""
+
 from dataclasses import dataclass
 
 import torch

@@ -1,4 +1,5 @@
 """Tensors are made under a default device."""
+
 import torch
 
 import devicekit

@@ -1,4 +1,5 @@
 """A device is demanded, and everything is there."""
+
 import torch
 from torch import nn
 

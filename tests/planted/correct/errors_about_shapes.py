@@ -1,4 +1,5 @@
 """An error about shapes passes as it is."""
+
 import torch
 
 import devicekit

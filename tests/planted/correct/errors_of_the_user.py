@@ -1,4 +1,5 @@
 """Errors of the user's own pass as they are, whatever they say."""
+
 import torch
 
 import devicekit

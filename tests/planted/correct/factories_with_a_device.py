@@ -1,4 +1,5 @@
 """Tensors are made where they are needed."""
+
 import torch
 
 import devicekit

@@ -1,4 +1,5 @@
 """A guarded generator is sent values and returns one."""
+
 import torch
 
 import devicekit

@@ -1,4 +1,5 @@
 """Backward, twice, through a guarded function."""
+
 import torch
 
 import devicekit

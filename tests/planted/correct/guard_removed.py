@@ -1,4 +1,5 @@
 """A guard is put on a model and taken off."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """A layer is replaced by one on another device, and the rest follows."""
+
 import torch
 from torch import nn
 

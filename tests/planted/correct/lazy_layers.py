@@ -1,4 +1,5 @@
 """A layer whose parameters have no shape before the first call."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """The loss was moved with its weights."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Static and class methods, decorated on either side."""
+
 import torch
 
 import devicekit

@@ -1,4 +1,5 @@
 """Results are brought to the CPU and counted there."""
+
 import torch
 from torch import nn
 

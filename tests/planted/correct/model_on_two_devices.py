@@ -1,4 +1,5 @@
 """A pipeline: each half on a device of its own."""
+
 import torch
 from torch import nn
 

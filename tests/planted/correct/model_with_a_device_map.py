@@ -1,4 +1,5 @@
 """A model that another library has spread takes its input anywhere."""
+
 import torch
 from torch import nn
 

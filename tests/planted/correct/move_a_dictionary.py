@@ -1,4 +1,5 @@
 """The guard moves a nested batch to the module among the arguments."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """The guard moves the batch itself."""
+
 import torch
 from torch import nn
 

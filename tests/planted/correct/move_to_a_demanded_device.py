@@ -1,4 +1,5 @@
 """The guard moves everything to the device it was given."""
+
 import torch
 
 import devicekit

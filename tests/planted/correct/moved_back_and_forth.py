@@ -1,4 +1,5 @@
 """A model moves between two calls, and back."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Guarded functions call guarded functions, and themselves."""
+
 import torch
 
 import devicekit

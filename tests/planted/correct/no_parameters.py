@@ -1,4 +1,5 @@
 """A module without parameters takes what it is given."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Results become arrays by way of the CPU."""
+
 import torch
 
 import devicekit

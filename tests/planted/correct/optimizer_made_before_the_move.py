@@ -1,4 +1,5 @@
 """The optimizer holds the same parameters after the move."""
+
 import torch
 from torch import nn
 

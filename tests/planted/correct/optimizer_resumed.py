@@ -1,4 +1,5 @@
 """The state of an optimizer is saved and loaded."""
+
 import io
 
 import torch

@@ -1,4 +1,5 @@
 """Running out of memory passes as it is."""
+
 import torch
 
 import devicekit

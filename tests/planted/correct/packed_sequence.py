@@ -1,4 +1,5 @@
 """A PackedSequence has its batch sizes on the CPU by contract."""
+
 import torch
 from torch.nn.utils.rnn import pack_sequence
 

@@ -1,4 +1,5 @@
 """Numbers, text and None among the arguments."""
+
 import torch
 
 import devicekit

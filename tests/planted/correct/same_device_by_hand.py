@@ -1,4 +1,5 @@
 """Objects of all kinds agree."""
+
 import torch
 from torch import nn
 

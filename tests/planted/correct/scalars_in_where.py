@@ -1,4 +1,5 @@
 """Scalars of the CPU as branches and fill values."""
+
 import torch
 
 import devicekit

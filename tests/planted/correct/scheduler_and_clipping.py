@@ -1,4 +1,5 @@
 """Gradient clipping and a schedule of the learning rate."""
+
 import torch
 from torch import nn
 

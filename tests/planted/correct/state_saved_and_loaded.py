@@ -1,4 +1,5 @@
 """A guarded model is saved whole and loaded on the device."""
+
 import io
 
 import torch

@@ -1,4 +1,5 @@
 """The weights of embedding and head are one."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """An ordinary training loop over a loader."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

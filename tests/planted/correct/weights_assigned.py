@@ -1,4 +1,5 @@
 """New weights are assigned; the guard looks at those."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """The data of each parameter is replaced."""
+
 import torch
 from torch import nn
 
