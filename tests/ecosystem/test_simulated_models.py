@@ -83,9 +83,13 @@ def convnext(t: Any) -> Model:
 def clip(t: Any) -> Model:
     text = {**TEXT, "intermediate_size": 64, "max_position_embeddings": 16, "eos_token_id": 2}
     image = {
-        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "image_size": 16, "patch_size": 8,
-    }  # fmt: skip
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 16,
+        "patch_size": 8,
+    }
     config = t.CLIPConfig(text_config=text, vision_config=image, projection_dim=16)
     inputs = {"input_ids": tokens(2, 9), "pixel_values": torch.randn(2, 3, 16, 16)}
     return t.CLIPModel(config), {**inputs, "return_loss": True}
