@@ -1,10 +1,15 @@
 """Mixes of devices that CUDA refuses: each raises, in CUDA's words."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from comparing import refused
 from torch import nn
+
+from devicekit.testing import simulate
 
 pytestmark = pytest.mark.usefixtures("simulated_accelerator")
 
@@ -299,3 +304,22 @@ def test_device_generator_for_the_cpu(name):
 def test_random_split_with_a_device_generator():
     data, g = list(range(4)), torch.Generator(DEVICE)
     refused(lambda: torch.utils.data.random_split(data, [2, 2], generator=g), match="generator")
+
+
+@pytest.mark.parametrize("name", ["sim", "cuda"])
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda name: torch.ones(2, device=name) + torch.ones(2),
+        lambda name: torch.ones(2, 2, device=name) @ torch.ones(2, 2),
+        lambda name: torch.ones(2, 2, device=name) @ torch.ones(3, 2, device=name),
+        lambda name: torch.ones(2, device=f"{name}:7"),
+        lambda name: torch.ones(2000, device=name),
+    ],
+    ids=["iterator", "exact", "shapes", "index", "memory"],
+)
+def test_a_failing_test_shows_the_users_line(fail: Callable[[str], object], name: str) -> None:
+    with simulate(name, memory=1000), pytest.raises(RuntimeError) as caught:
+        fail(name)
+    shown = caught.traceback.filter(caught)
+    assert shown[-1].path == Path(__file__)

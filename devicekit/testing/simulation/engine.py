@@ -17,6 +17,9 @@ from devicekit.testing.simulation.tensors import CPU, CPU_KEYS
 
 __all__ = ["REPLACED", "kernel_of", "run_random", "run_unknown"]
 
+# A failing test shows the user's line as the last one, not the simulation's.
+__tracebackhide__ = True
+
 REPLACED: dict[Any, Callable[..., Any]] = {}
 """What runs on the CPU tensors instead of an operator that has no CPU kernel (see `fused`)."""
 

@@ -10,6 +10,9 @@ from devicekit.testing.simulation import state
 
 __all__ = ["TOTAL", "Block", "allocated", "free_and_total", "peak", "reserve", "reset_peak"]
 
+# A failing test shows the user's line as the last one, not the simulation's.
+__tracebackhide__ = True
+
 TOTAL = 16 << 30
 """The size of a simulated device's memory in bytes where no limit is set."""
 

@@ -11,6 +11,9 @@ from devicekit.testing.simulation.patching import Patches
 
 __all__ = ["install", "is_pinned", "pin_memory"]
 
+# A failing test shows the user's line as the last one, not the simulation's.
+__tracebackhide__ = True
+
 # Those that take `pin_memory=`; the CPU's own would ask C++ for a pinned allocator, and there is
 # none.
 _FACTORIES = [

@@ -17,6 +17,9 @@ from devicekit.testing.simulation.operators import Operator, table
 
 __all__ = ["check", "describe", "fail"]
 
+# A failing test shows the user's line as the last one, not the simulation's.
+__tracebackhide__ = True
+
 Item = tuple[str, Any]
 """The name of an argument, and the tensor or list of tensors in it."""
 

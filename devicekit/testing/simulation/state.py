@@ -9,6 +9,9 @@ import torch
 
 __all__ = ["Config", "active", "current", "device", "resolve"]
 
+# A failing test shows the user's line as the last one, not the simulation's.
+__tracebackhide__ = True
+
 
 @dataclass(frozen=True, slots=True)
 class Config:

@@ -15,6 +15,9 @@ from devicekit.testing.simulation.patching import Patches
 
 __all__ = ["install"]
 
+# A failing test shows the user's line as the last one, not the simulation's.
+__tracebackhide__ = True
+
 _LIKE = [
     "empty_like",
     "full_like",

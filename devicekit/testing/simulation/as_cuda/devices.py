@@ -8,6 +8,9 @@ from devicekit.testing.simulation import state
 
 __all__ = ["NAME", "inward", "inward_index", "is_ours", "outward"]
 
+# A failing test shows the user's line as the last one, not the simulation's.
+__tracebackhide__ = True
+
 NAME = "cuda"
 
 _outward: dict[torch.device, torch.device] = {}
