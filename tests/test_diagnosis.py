@@ -342,7 +342,7 @@ def test_a_failure_of_the_explanation_hides_nothing(
     def fail(*args: object) -> None:
         raise LookupError("a mistake in the search")
 
-    monkeypatch.setattr("devicekit.diagnosis.explanation.mentions", fail)
+    monkeypatch.setattr("devicekit.diagnosis.explanation.mentioned", fail)
     monkeypatch.setattr("devicekit.diagnosis.arguments.trace", fail)
     inside = guard(lambda x: x + torch.ones(2))
     with pytest.raises(RuntimeError, match="found at least two devices") as caught:

@@ -1,7 +1,6 @@
 """From an exception to a report with names."""
 
 import ast
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,13 +19,19 @@ from devicekit.diagnosis.frames import (
 )
 from devicekit.diagnosis.making import inline
 from devicekit.diagnosis.mending import use
-from devicekit.diagnosis.mentions import Mention, mentions
-from devicekit.diagnosis.messages import devices_in, is_suspect, wants_host
+from devicekit.diagnosis.mentions import Mention, mentioned
+from devicekit.diagnosis.messages import (
+    devices_in,
+    devices_said,
+    first_line,
+    is_suspect,
+    wants_host,
+)
 from devicekit.diagnosis.origin import inside, search_in, trace
 from devicekit.diagnosis.raising import chain_of, is_candidate, is_raised_by_user
-from devicekit.diagnosis.report import Report, Row, Site, mismatch
+from devicekit.diagnosis.report import Report, Row, mismatch, site_of
 from devicekit.diagnosis.search import Origin
-from devicekit.diagnosis.source import Fix, line_of, without_head
+from devicekit.diagnosis.source import Fix
 from devicekit.diagnosis.tensors import (
     describe,
     devices_of,
@@ -143,7 +148,7 @@ def _at(
     generators = [t.mention for t in things if is_a(t.mention.value, GENERATOR)]
     devices = devices_of(t for thing in things for _, t in thing.tensors)
     if said and devices:
-        devices = list(dict.fromkeys([*devices, *_devices_said(text)]))
+        devices = list(dict.fromkeys([*devices, *devices_said(text)]))
     if generators and "generator" in text:
         return _of_generator(calls, generators, things, text, where)
     if host:
@@ -152,7 +157,7 @@ def _at(
         accelerated = [device for device in devices if device.type != "cpu"]
         if not accelerated or not things:
             return None
-        return _report(calls, things, accelerated, torch.device("cpu"), _first_line(text), where)
+        return _report(calls, things, accelerated, torch.device("cpu"), first_line(text), where)
     if len(devices) > 1:
         target = _target(things, devices)
         ordered = [target, *(device for device in devices if device != target)]
@@ -164,7 +169,7 @@ def _at(
 
 def _things(call: Call) -> list[_Thing]:
     known = names_of_parameters(call.scope.items())
-    return [_Thing(m, list(tensors_of(m.value, m.path, known))) for m in _mentioned(call)]
+    return [_Thing(m, list(tensors_of(m.value, m.path, known))) for m in mentioned(call)]
 
 
 def _in_own_frame(
@@ -198,25 +203,6 @@ def _memory(tensor: Tensor) -> int:
 
 def _is_lengths(tensor: Tensor) -> bool:
     return tensor.dtype == torch.int64 and tensor.dim() == 1
-
-
-def _devices_said(text: str) -> list[torch.device]:
-    """The devices in the sentence that torch has for a mismatch."""
-    match = re.search(r"same device.*?found (?:at least two devices, )?(.+?) and (.+?)!", text)
-    return [torch.device(one) for one in match.groups()] if match is not None else []
-
-
-def _mentioned(call: Call) -> list[Mention]:
-    if call.expression is not None:
-        found = mentions(call.expression, call)
-        if found:
-            return found
-    if call.statement is not None:
-        return mentions(call.statement, call) if not hasattr(call.statement, "body") else []
-    # No source, as in an interactive session: all the names that the code uses.
-    names = dict.fromkeys((*call.code.co_varnames, *call.code.co_names, *call.code.co_freevars))
-    nodes = [ast.Name(name, ast.Load()) for name in names if name in call.scope]
-    return [mention for node in nodes for mention in mentions(node, call)]
 
 
 def _target(things: Sequence[_Thing], devices: Sequence[torch.device]) -> torch.device:
@@ -333,7 +319,7 @@ def _of_generator(
         rows = [row for thing in things if thing.tensors for row in _rows(thing, thing.tensors, "")]
         rows.append(Row(str(device), mention.path, "generator of another device"))
         fixes = [origin.fix] if origin is not None and origin.fix is not None else []
-        return Report(where or calls[0].name, _first_line(text), site_of(calls[0]), rows, fixes)
+        return Report(where or calls[0].name, first_line(text), site_of(calls[0]), rows, fixes)
     return None
 
 
@@ -386,27 +372,8 @@ def _unnamed(users: list[Call], library: list[Call], text: str, where: str) -> R
         rows.sort(key=lambda row: row.device != str(target))
         ordered = [target, *(device for device in devices if device != target)]
         return Report(where or users[0].name, mismatch(ordered), site_of(users[0]), rows, [])
-    devices = _devices_said(text)
+    devices = devices_said(text)
     if len(devices) < 2:
         return None
     problem = mismatch(devices)
     return Report(where or users[0].name, problem, site_of(users[0]), [], [])
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
-
-
-def site_of(call: Call) -> Site:
-    """The statement that a frame runs."""
-    statement = call.statement
-    line = call.line
-    source = ""
-    if statement is not None and not hasattr(statement, "body"):
-        line = statement.lineno
-        source = without_head(line_of(call.file, line), statement)
-        if (statement.end_lineno or line) > line:
-            source = ast.unparse(statement).partition("\n")[0]
-    elif line:
-        source = line_of(call.file, line).strip()
-    return Site(call.file, line, call.name, source)

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from devicekit.diagnosis.frames import GENERATOR, MISSING, Call, is_a, lookup
 
-__all__ = ["Mention", "mentions"]
+__all__ = ["Mention", "mentioned", "mentions"]
 
 
 _FACTS = frozenset({"device", "dtype", "is_cuda", "layout", "ndim", "requires_grad", "shape"})
@@ -31,6 +31,20 @@ def mentions(expression: ast.AST, call: Call) -> list[Mention]:
     for mention in _visit(expression, call):
         found.setdefault(mention.path, mention)
     return list(found.values())
+
+
+def mentioned(call: Call) -> list[Mention]:
+    """List what the statement that a frame runs mentions."""
+    if call.expression is not None:
+        found = mentions(call.expression, call)
+        if found:
+            return found
+    if call.statement is not None:
+        return mentions(call.statement, call) if not hasattr(call.statement, "body") else []
+    # No source, as in an interactive session: all the names that the code uses.
+    names = dict.fromkeys((*call.code.co_varnames, *call.code.co_names, *call.code.co_freevars))
+    nodes = [ast.Name(name, ast.Load()) for name in names if name in call.scope]
+    return [mention for node in nodes for mention in mentions(node, call)]
 
 
 def _visit(node: ast.AST, call: Call) -> Iterator[Mention]:

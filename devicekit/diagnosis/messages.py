@@ -6,7 +6,9 @@ backend has its own. A text is only a suspicion; the devices are looked at befor
 
 import re
 
-__all__ = ["devices_in", "is_suspect", "wants_host"]
+import torch
+
+__all__ = ["devices_in", "devices_said", "first_line", "is_suspect", "wants_host"]
 
 # Any of these makes a text a suspect. Broad on purpose: what matches by chance is let go when
 # the tensors turn out to agree.
@@ -86,3 +88,14 @@ def devices_in(text: str, also: str = "") -> list[str]:
     if also:
         found += re.findall(rf"\b{re.escape(also)}(?::\d+)?\b", text)
     return list(dict.fromkeys(found))
+
+
+def devices_said(text: str) -> list[torch.device]:
+    """The devices in the sentence that torch has for a mismatch."""
+    match = re.search(r"same device.*?found (?:at least two devices, )?(.+?) and (.+?)!", text)
+    return [torch.device(one) for one in match.groups()] if match is not None else []
+
+
+def first_line(text: str) -> str:
+    """The line of an error text that says what is wrong; torch adds advice below."""
+    return text.strip().partition("\n")[0]

@@ -1,13 +1,15 @@
 """The text of a device error, in its fixed frame."""
 
+import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from devicekit.diagnosis.source import Fix
+from devicekit.diagnosis.frames import Call
+from devicekit.diagnosis.source import Fix, line_of, without_head
 
-__all__ = ["Report", "Row", "Site", "mismatch"]
+__all__ = ["Report", "Row", "Site", "mismatch", "site_of"]
 
 _NAME_WIDTH = 17
 _MANY_ROWS = 12
@@ -34,6 +36,21 @@ class Site:
     def __str__(self) -> str:
         head = f'  File "{self.file}", line {self.line}, in {self.function}'
         return f"{head}\n    {self.source}" if self.source else head
+
+
+def site_of(call: Call) -> Site:
+    """The statement that a frame runs."""
+    statement = call.statement
+    line = call.line
+    source = ""
+    if statement is not None and not hasattr(statement, "body"):
+        line = statement.lineno
+        source = without_head(line_of(call.file, line), statement)
+        if (statement.end_lineno or line) > line:
+            source = ast.unparse(statement).partition("\n")[0]
+    elif line:
+        source = line_of(call.file, line).strip()
+    return Site(call.file, line, call.name, source)
 
 
 @dataclass(frozen=True)
