@@ -23,6 +23,7 @@ from devicekit.device import Device
 from devicekit.errors import DeviceUnavailableError, PinMemoryError, warn, warn_once
 from devicekit.tree import find_tensors, map_tensors
 from devicekit.tree.anatomy import is_a
+from devicekit.units import format_bytes
 
 try:
     import resource
@@ -108,13 +109,13 @@ def host_limits() -> dict[str, str]:
     if resource is not None:
         soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
         unlimited = soft == resource.RLIM_INFINITY
-        found["locked-memory limit (RLIMIT_MEMLOCK)"] = "none" if unlimited else _size(soft)
+        found["locked-memory limit (RLIMIT_MEMLOCK)"] = "none" if unlimited else format_bytes(soft)
     with contextlib.suppress(OSError, StopIteration):  # only Linux has the file
         with open("/proc/meminfo", encoding="ascii") as lines:
             line = next(line for line in lines if line.startswith("MemAvailable"))
-        found["free host memory"] = _size(int(line.split()[1]) * 1024)
+        found["free host memory"] = format_bytes(int(line.split()[1]) * 1024)
     if os.path.isdir("/dev/shm"):
-        found["free shared memory (/dev/shm)"] = _size(shutil.disk_usage("/dev/shm").free)
+        found["free shared memory (/dev/shm)"] = format_bytes(shutil.disk_usage("/dev/shm").free)
     found["WSL"] = "yes" if "microsoft" in platform.uname().release.lower() else "no"
     return found
 
@@ -221,17 +222,8 @@ def _refusal(tensor: Tensor, error: RuntimeError) -> PinMemoryError:
     found = "; ".join(f"{name}: {value}" for name, value in host_limits().items())
     reason = str(error).strip().partition("\n")[0]
     return PinMemoryError(
-        f"the system refused to pin {_size(tensor.nbytes)} of host memory: {reason}\n"
+        f"the system refused to pin {format_bytes(tensor.nbytes)} of host memory: {reason}\n"
         f"  found: {found}\n"
         "  fix: raise the limit (`ulimit -l unlimited`; docker: `--ulimit memlock=-1`; WSL: more "
         "`memory=` in .wslconfig), or load without pinned memory (`pin_memory=False`)"
     )
-
-
-def _size(nbytes: int) -> str:
-    amount = float(nbytes)
-    for unit in ("B", "KiB", "MiB"):
-        if amount < 1024:
-            return f"{amount:.4g} {unit}"
-        amount /= 1024
-    return f"{amount:.4g} GiB"

@@ -15,7 +15,7 @@ PACKAGE = Path(devicekit.__file__).parent
 
 # From the ground up: a module may import from its own floor and from those below it.
 FLOORS = (
-    {"errors", "records", "compat", "archs", "children", "driver"},
+    {"errors", "records", "compat", "archs", "children", "driver", "units"},
     {"probe"},
     {"tree", "device"},
     {"move", "pin", "packing"},

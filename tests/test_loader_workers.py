@@ -769,7 +769,7 @@ def test_r055_shared_memory_that_is_too_small():
     )
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip(f"no mount namespace here: {done.stderr}")
-    assert "/dev/shm 8.39 MB, of which" in done.stdout, (done.stdout, done.stderr)
+    assert "/dev/shm 8.4 MB, of which" in done.stdout, (done.stdout, done.stderr)
     assert "--shm-size" in done.stdout
 
 

@@ -388,7 +388,7 @@ def test_refusal_has_measured_values_R035_R040(refusing, text):
     with pytest.raises(PinMemoryError) as caught:
         pin_memory({"x": torch.ones(256)})
     message = str(caught.value)
-    assert "refused to pin 1 KiB of host memory: CUDA error: o" in message.replace("OS", "o")
+    assert "refused to pin 1.0 KB of host memory: CUDA error: o" in message.replace("OS", "o")
     for name, value in host_limits().items():
         if "free" not in name:  # these change from one moment to the next
             assert f"{name}: {value}" in message

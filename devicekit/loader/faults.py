@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from devicekit.errors import DeviceError, PinMemoryError
+from devicekit.units import format_bytes
 
 __all__ = ["device_fault", "explained"]
 
@@ -82,7 +83,7 @@ def _measured() -> str:
     with suppress(OSError, AttributeError):  # no /dev/shm, or no statvfs: not on this system
         shm = os.statvfs("/dev/shm")
         total, free = shm.f_frsize * shm.f_blocks, shm.f_frsize * shm.f_bavail
-        parts.append(f"/dev/shm {_size(total)}, of which {_size(free)} free")
+        parts.append(f"/dev/shm {format_bytes(total)}, of which {format_bytes(free)} free")
     with suppress(ImportError, OSError):  # the module `resource` exists on POSIX only
         import resource
 
@@ -91,15 +92,7 @@ def _measured() -> str:
         parts.append(f"RLIMIT_NOFILE {soft} (hard {hard}), {opened} open in this process")
         locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
         unlimited = locked == resource.RLIM_INFINITY
-        parts.append(f"RLIMIT_MEMLOCK {'unlimited' if unlimited else _size(locked)}")
+        parts.append(f"RLIMIT_MEMLOCK {'unlimited' if unlimited else format_bytes(locked)}")
     strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
     parts.append(f"sharing strategy {strategy!r}")
     return "; ".join(parts)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"

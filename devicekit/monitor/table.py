@@ -45,7 +45,7 @@ class Table:
 
 
 def size(count: int | None) -> str:
-    """Write a number of bytes for people.
+    """Write a number of bytes for people, in the binary units of `nvidia-smi`.
 
     Example:
         >>> size(2 * 1024**3), size(300 * 1024**2), size(None)

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from devicekit.tree.anatomy import is_a
+from devicekit.units import format_bytes
 
 __all__ = ["describe"]
 
@@ -22,18 +23,7 @@ def describe(x: object) -> str:
     dtype = str(x.dtype).removeprefix("torch.")
     try:
         shape = ", ".join(map(str, x.shape))
-        size = _bytes(x.numel() * x.element_size())
+        size = format_bytes(x.numel() * x.element_size())
     except RuntimeError:  # a jagged nested tensor has no such numbers; only words are lost
         return f"{dtype}[nested]"
     return f"{dtype}[{shape}], {size}"
-
-
-def _bytes(count: float) -> str:
-    if count < 1000:
-        return f"{count:.0f} byte{'s' if count != 1 else ''}"
-    unit = "KB"
-    for unit in ("KB", "MB", "GB", "TB"):  # noqa: B007
-        count /= 1000
-        if count < 999.95:
-            break
-    return f"{count:.1f} {unit}"

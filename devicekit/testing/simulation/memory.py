@@ -91,7 +91,7 @@ def reserve(index: int, nbytes: int) -> None:
 
 
 def _size(nbytes: int) -> str:
-    """Format a size as CUDA's allocator does."""
+    """Format a size as CUDA's allocator does, whose message this one copies."""
     if nbytes <= 1024:
         return f"{nbytes} bytes"
     for unit, factor in (("KiB", 1 << 10), ("MiB", 1 << 20)):
