@@ -10,8 +10,14 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
+
+try:
+    from hypothesis import strategies as st
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "`devicekit.testing.batches` needs hypothesis: pip install hypothesis", name="hypothesis"
+    ) from error
 
 __all__ = ["batches", "grow"]
 

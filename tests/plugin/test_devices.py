@@ -100,7 +100,7 @@ def test_names_have_one_form_and_an_index_selects_a_device(pytester: pytest.Pyte
     ("value", "message"),
     [
         ("cudo", "*--devicekit-devices: 'cudo' is not a device: *cuda*; auto and all are groups*"),
-        ("cuda", "*--devicekit-devices: 'cuda' cannot be used here: *CPU-only build*"),
+        ("cuda", "*--devicekit-devices: 'cuda' cannot be used here (not_built): *CPU-only build*"),
         ("sim:2", "*--devicekit-devices: 'sim:2' is not a device: there are sim:0 and sim:1"),
         (",", "*--devicekit-devices: no device is named in ','*"),
     ],

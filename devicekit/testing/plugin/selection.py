@@ -183,7 +183,7 @@ def _spec(name: str, source: str) -> str:
             f"{source}: {name!r} is not a device: {error}; auto and all are groups of devices"
         ) from None
     except DeviceUnavailableError as error:
-        raise pytest.UsageError(f"{source}: {name!r} cannot be used here: {error}") from None
+        raise pytest.UsageError(f"{source}: {error}") from None
     return str(device) if index else device.type
 
 
