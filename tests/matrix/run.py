@@ -61,6 +61,9 @@ def run(python: str) -> dict[str, object]:
         "exit_code": done.returncode,
         "seconds": round(time.perf_counter() - start),
         "date": time.strftime("%Y-%m-%d"),
+        "commit": subprocess.check_output(
+            ["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True
+        ).strip(),
         "failed_tests": failed,
     }
 
