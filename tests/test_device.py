@@ -917,3 +917,8 @@ def test_r081_torchrun_gives_each_process_its_device(tmp_path) -> None:
     too_few = run(1)
     assert too_few.returncode != 0
     assert "'cuda' was requested with LOCAL_RANK=1, 1 visible (cuda:0)" in too_few.stderr
+
+
+def test_a_subclass_is_refused_as_its_objects_would_lose_their_methods():
+    with pytest.raises(TypeError, match="Device cannot be a base class"):
+        type("Mine", (Device,), {})

@@ -66,6 +66,12 @@ class Device(str):
             pass
         return _resolve_and_keep(spec, fallback)
 
+    def __init_subclass__(cls) -> None:
+        raise TypeError(
+            f"Device cannot be a base class (of {cls.__qualname__}): its objects are shared and "
+            "always a Device. Fix: write a function that takes a Device, or a class that has one"
+        )
+
     @property
     def torch(self) -> TorchDevice:
         """The `torch.device`."""
