@@ -56,6 +56,8 @@ _SHOWN = 3
 
 
 def _describe(places: dict[torch.device, list[tuple[str, torch.Tensor]]]) -> str:
+    from devicekit.tree import dtype_and_shape
+
     names = [str(device) for device in places]
     width = max(len(name) for name in names)
     shown = [found[:_SHOWN] for found in places.values()]
@@ -67,7 +69,7 @@ def _describe(places: dict[torch.device, list[tuple[str, torch.Tensor]]]) -> str
     ]
     for name, found in zip(names, places.values(), strict=True):
         for i, (path, tensor) in enumerate(found[:_SHOWN]):
-            kind = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+            kind = dtype_and_shape(tensor)
             lines.append(f"  {name if i == 0 else '':{width}}  {path:{path_width}}  {kind}")
         if len(found) > _SHOWN:
             lines.append(f"  {'':{width}}  and {len(found) - _SHOWN} more")

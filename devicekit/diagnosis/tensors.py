@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from devicekit.diagnosis.frames import is_a
-from devicekit.tree import find_tensors
+from devicekit.tree import dtype_and_shape, find_tensors
 from devicekit.tree.containers import container_of
 
 __all__ = ["MADE_UP", "describe", "devices_of", "is_free", "names_of_parameters", "tensors_of"]
@@ -89,11 +89,7 @@ def describe(value: Any) -> str:
     if is_a(value, Tensor):
         if MADE_UP in vars(value):
             return "tensor"
-        dtype = str(value.dtype).removeprefix("torch.")
-        try:
-            return f"{dtype}[{', '.join(str(size) for size in value.shape)}]"
-        except RuntimeError:  # nested tensors have no shape; only a word is lost
-            return f"{dtype}[nested]"
+        return dtype_and_shape(value)
     if is_a(value, nn.Module):
         return f"{type(value).__name__}: {_amount(value)}"
     return type(value).__name__

@@ -6,7 +6,7 @@ type which one of them knows is known to all of them.
 
 from devicekit.tree.anatomy import Step
 from devicekit.tree.containers import register, unregister
-from devicekit.tree.describe import describe
+from devicekit.tree.describe import describe, dtype_and_shape
 from devicekit.tree.find import find_hidden, find_tensors
 from devicekit.tree.mapping import copy_containers, map_tensors
 
@@ -14,6 +14,7 @@ __all__ = [
     "Step",
     "copy_containers",
     "describe",
+    "dtype_and_shape",
     "find_hidden",
     "find_tensors",
     "map_tensors",

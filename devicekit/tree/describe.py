@@ -5,7 +5,7 @@ from torch import Tensor
 from devicekit.tree.anatomy import is_a
 from devicekit.units import format_bytes
 
-__all__ = ["describe"]
+__all__ = ["describe", "dtype_and_shape"]
 
 
 def describe(x: object) -> str:
@@ -20,10 +20,23 @@ def describe(x: object) -> str:
     """
     if not is_a(x, Tensor):
         return type(x).__qualname__
+    try:
+        size = f", {format_bytes(x.numel() * x.element_size())}"
+    except RuntimeError:  # a jagged nested tensor has no such number; only words are lost
+        size = ""
+    return f"{dtype_and_shape(x)}{size}"
+
+
+def dtype_and_shape(x: Tensor) -> str:
+    """A tensor without its size.
+
+    Example:
+        >>> import torch
+        >>> dtype_and_shape(torch.zeros(2, 3))
+        'float32[2, 3]'
+    """
     dtype = str(x.dtype).removeprefix("torch.")
     try:
-        shape = ", ".join(map(str, x.shape))
-        size = format_bytes(x.numel() * x.element_size())
-    except RuntimeError:  # a jagged nested tensor has no such numbers; only words are lost
+        return f"{dtype}[{', '.join(map(str, x.shape))}]"
+    except RuntimeError:  # nested tensors have no shape; only a word is lost
         return f"{dtype}[nested]"
-    return f"{dtype}[{shape}], {size}"

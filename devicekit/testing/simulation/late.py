@@ -44,6 +44,7 @@ from devicekit.testing.simulation.tensors import (
     is_on_device,
     to_cpu,
 )
+from devicekit.tree import dtype_and_shape
 
 __all__ = [
     "allocated",
@@ -196,13 +197,12 @@ def _check_unchanged(unwaited: _Unwaited) -> None:
     now = unwaited.source.tensor()
     if now is None or torch.equal(_bytes(now), _bytes(unwaited.value)):
         return
-    kind = f"{str(now.dtype).removeprefix('torch.')}{list(now.shape)}"
     device = state.shown(state.device(unwaited.issued[0][0]))
     raise RuntimeError(
-        f"a pinned buffer ({kind}) was changed while a non_blocking copy from it to {device} may "
-        f"still have been reading it: a kernel that uses the copy was issued, but nothing made the "
-        f"host wait, so on a GPU the copy may carry the new values. Record an event after the copy "
-        f"and call its `.synchronize()` before the buffer is filled again"
+        f"a pinned buffer ({dtype_and_shape(now)}) was changed while a non_blocking copy from it "
+        f"to {device} may still have been reading it: a kernel that uses the copy was issued, but "
+        f"nothing made the host wait, so on a GPU the copy may carry the new values. Record an "
+        f"event after the copy and call its `.synchronize()` before the buffer is filled again"
     )
 
 
