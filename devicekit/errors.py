@@ -17,6 +17,7 @@ import os
 import sys
 import warnings
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 
 __all__ = [
     "DeviceError",
@@ -88,15 +89,27 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
-_given: set[str] = set()
+_given: set[object] = set()
 
 
-def warn_once(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn as `warn` does, unless this process has been told the same before."""
-    if message in _given:
+def warn_once(
+    message: str | Callable[[], str],
+    category: type[Warning] = UserWarning,
+    *,
+    key: str | None = None,
+) -> None:
+    """Warn as `warn` does, unless this process has been told the same before.
+
+    Args:
+        message: The text, or what makes it, called only for a warning that is given.
+        category: The class of the warning.
+        key: What the warning is known by; without one, the message.
+    """
+    known_by = message if key is None else key
+    if known_by in _given:
         return
-    warn(message, category)
-    _given.add(message)  # after it: where warnings are errors, every call must raise
+    warn(message if isinstance(message, str) else message(), category)
+    _given.add(known_by)  # after it: where warnings are errors, every call must raise
 
 
 def forget_warnings() -> None:

@@ -198,12 +198,18 @@ def _pin_foreign(value: object) -> object:
 
 
 def _warn_left(data: object, tensor: Tensor) -> None:
-    path = next((path for path, each in find_tensors(data) if each is tensor), "data")
-    warn_once(
-        f"`{path}` is left as it is: it is {_kind(tensor)}, and only dense CPU tensors can be "
-        "pinned. Fix: keep it a dense CPU tensor until the batch is moved to the device, or do not "
-        "pin (`pin_memory=False`)"
-    )
+    kind = _kind(tensor)
+
+    def message() -> str:
+        path = next((path for path, each in find_tensors(data) if each is tensor), "data")
+        return (
+            f"`{path}` is left as it is: it is {kind}, and only dense CPU tensors can be pinned. "
+            "Fix: keep it a dense CPU tensor until the batch is moved to the device, or do not pin "
+            "(`pin_memory=False`)"
+        )
+
+    # By kind, not by path: finding the path costs a walk, at every batch.
+    warn_once(message, key=f"pin_memory leaves: {kind}")
 
 
 def _kind(tensor: Tensor) -> str:

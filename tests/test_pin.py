@@ -221,6 +221,21 @@ def test_tensor_on_the_accelerator_is_left_R028(simulated_accelerator):
     assert result["x"].is_pinned()
 
 
+def test_what_is_left_is_looked_for_once(simulated_accelerator, monkeypatch):
+    walks = []
+
+    def find(data):
+        walks.append(data)
+        return find_tensors(data)
+
+    monkeypatch.setattr(pin, "find_tensors", find)
+    device = simulated_accelerator.devices[0]
+    with one_warning("`data['mask']` is left as it is"):
+        for _ in range(3):
+            pin_memory({"x": torch.ones(2), "mask": torch.ones(2, device=device)})
+    assert len(walks) == 1
+
+
 def test_what_torch_cannot_pin_in_its_own_words_R028(simulated_cuda):
     batch = {"x": torch.ones(2), "mask": torch.ones(2, device="cuda")}
     with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
