@@ -1,5 +1,6 @@
-"""The error texts that the README shows are those that appear."""
+"""The error texts and figures that the README shows are those that appear."""
 
+import json
 import re
 import textwrap
 from pathlib import Path
@@ -50,3 +51,22 @@ def test_the_error_before_and_after(
     assert blocks[0] == f"RuntimeError: {str(before.value).splitlines()[0]}\n"
     text = str(after.value).replace(str(path), "train.py")
     assert blocks[1] == f"devicekit.DeviceMismatchError: {text}\n"
+
+
+def test_the_table_of_containers_is_the_one_that_was_measured() -> None:
+    results = Path(__file__).parents[1] / "benchmarks" / "results" / "containers.json"
+    cases = json.loads(results.read_text())["cases"]
+    for row, mover in {
+        "devicekit": "devicekit",
+        "Lightning `move_data_to_device`": "Lightning",
+        "accelerate `send_to_device`": "accelerate",
+        "ignite `convert_tensor`": "ignite",
+        "optree, torch pytree": "optree",
+        "fastai `to_device`": "fastai",
+    }.items():
+        answers = list(cases[mover].values())
+        outcomes = ("right", "left behind", "changed", "raised")
+        counts = " | ".join(str(answers.count(outcome)) for outcome in outcomes)
+        assert f"| {row} | {counts} |" in README
+    assert f"of {len(cases['devicekit'])} containers" in README
+    assert cases["optree"] == cases["torch pytree"]
