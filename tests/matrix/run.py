@@ -3,7 +3,8 @@
     python tests/matrix/run.py PYTHON [PYTHON ...]
 
 Each PYTHON is an interpreter with one version of torch and the packages of the `test` extra. The
-result is benchmarks/results/matrix.json; what was filed for other versions stays in it.
+result is benchmarks/results/matrix.json, with a table in matrix.md; what was filed for other versions
+stays in it. Without any PYTHON only the table is written anew.
 """
 
 import json
@@ -82,7 +83,19 @@ def main() -> int:
         filed.sort(key=lambda old: (old["torch"], old["python"]))
         command = "python tests/matrix/run.py PYTHON ..."
         RESULT.write_text(json.dumps({"command": command, "suite": SUITE, "runs": filed}, indent=1))
+    RESULT.with_suffix(".md").write_text(table(filed))
     return 0 if green else 1
+
+
+def table(runs: list[dict[str, object]]) -> str:
+    """The runs as a Markdown table."""
+    rows = [
+        "| PyTorch | build | Python | passed | failed | skipped | date |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    keys = ("torch", "build", "python", "passed", "failed", "skipped", "date")
+    rows += ["| " + " | ".join(str(run[key]) for key in keys) + " |" for run in runs]
+    return "\n".join([*rows, ""])
 
 
 if __name__ == "__main__":
