@@ -3,8 +3,8 @@
     python tests/matrix/run.py PYTHON [PYTHON ...]
 
 Each PYTHON is an interpreter with one version of torch and the packages of the `test` extra. The
-result is benchmarks/results/matrix.json, with a table in matrix.md; what was filed for other versions
-stays in it. Without any PYTHON only the table is written anew.
+result is benchmarks/results/matrix.json, with a table in matrix.md; what was filed for other
+versions stays in it. Without any PYTHON only the table is written anew.
 """
 
 import json
