@@ -32,7 +32,6 @@ from devicekit import DataLoader, DeviceError, PinMemoryError, WorkerDeviceError
 from devicekit.loader import starting
 from devicekit.loader.faults import device_fault, explained
 from devicekit.loader.workers import held_on_accelerator
-from devicekit.testing import simulate
 
 TorchLoader = torch.utils.data.DataLoader
 METHODS = ["fork", pytest.param("forkserver", marks=pytest.mark.slow)]
@@ -246,10 +245,8 @@ class OnCuda(Numbers):
 
 
 @pytest.fixture
-def cuda():
-    with simulate("cuda"):
-        torch.zeros(1, device="cuda")
-        yield
+def cuda(simulated_cuda):
+    torch.zeros(1, device="cuda")
 
 
 def test_r028_r045_what_torchs_loader_says_of_cuda_tensors(cuda):
