@@ -322,12 +322,30 @@ def test_without_a_fallback_it_is_an_error_with_the_same_text(cpu_only) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "strict"), [("1", True), ("true", True), ("0", False), ("", False), ("no", False)]
+    ("value", "strict"),
+    [
+        *[(value, True) for value in ("1", "true", "yes", "on", "ON", " True ")],
+        *[(value, False) for value in ("0", "", "false", "no", "off", "Off", " ")],
+    ],
 )
 def test_devicekit_strict(cpu_only, monkeypatch, value: str, strict: bool) -> None:
     monkeypatch.setenv("DEVICEKIT_STRICT", value)
     with pytest.raises(DeviceUnavailableError if strict else DeviceFallbackWarning):
         Device("cuda")
+    assert str(Device("auto")) == "cpu"
+
+
+@pytest.mark.parametrize("value", ["maybe", "2", "-1", "strict"])
+def test_devicekit_strict_that_is_neither_yes_nor_no(cpu_only, monkeypatch, value: str) -> None:
+    monkeypatch.setenv("DEVICEKIT_STRICT", value)
+    with pytest.raises(DeviceSpecError, match=f"DEVICEKIT_STRICT is '{value}'.*true, yes or on"):
+        Device("cuda")
+    assert str(Device("auto")) == "cpu"
+
+
+@pytest.mark.parametrize("value", ["", " ", "  \t"])
+def test_blank_devicekit_device_is_unset(cpu_only, monkeypatch, value: str) -> None:
+    monkeypatch.setenv("DEVICEKIT_DEVICE", value)
     assert str(Device("auto")) == "cpu"
 
 

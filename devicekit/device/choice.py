@@ -34,7 +34,7 @@ def choose(spec: object, fallback: object, source: str = "`spec`") -> Choice:
     """Resolve a spec; the rules are those of `Device`."""
     type, index = parse(spec, source)
     requested = _text(spec)
-    if type == "auto" and (chosen := os.environ.get("DEVICEKIT_DEVICE")):
+    if type == "auto" and (chosen := _chosen()):
         type, index = parse(chosen, "the environment variable DEVICEKIT_DEVICE")
         requested = chosen
     if type in WITHOUT_INDEX:
@@ -51,6 +51,11 @@ def choose(spec: object, fallback: object, source: str = "`spec`") -> Choice:
             )
         return Choice(torch.device("cpu"), requested, answer.reason, why)
     return _fall_back(requested, answer, fallback)
+
+
+def _chosen() -> str:
+    chosen = os.environ.get("DEVICEKIT_DEVICE", "")
+    return "" if chosen.isspace() else chosen
 
 
 def _text(spec: object) -> str:
@@ -159,4 +164,13 @@ def _fall_back(requested: str, answer: Probe, fallback: object) -> Choice:
 
 
 def _is_strict() -> bool:
-    return os.environ.get("DEVICEKIT_STRICT", "").strip().lower() not in ("", "0", "false", "no")
+    text = os.environ.get("DEVICEKIT_STRICT", "")
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("", "0", "false", "no", "off"):
+        return False
+    raise DeviceSpecError(
+        f"the environment variable DEVICEKIT_STRICT is {show(text)}, which is neither yes nor no: "
+        "write 1, true, yes or on, else 0, false, no or off, or unset it"
+    )
