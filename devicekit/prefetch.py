@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from devicekit.device import Device
+from devicekit.errors import DeviceUnavailableError
 from devicekit.move import to_device
 from devicekit.packing import Packed, unpack
 from devicekit.pin import is_dense_host_memory, pin_where_possible
@@ -189,7 +190,16 @@ class TorchBackend:
         self.side = self._module.Stream(device=device)
 
     def consumer(self) -> Any:
-        return self._module.current_stream(self.device)
+        try:
+            return self._module.current_stream(self.device)
+        except AssertionError as error:  # a torch without CUDA, whose side stream was simulated
+            raise DeviceUnavailableError(
+                f"{str(self.device)!r} is gone ({error}): the simulation that it belongs to ended "
+                "while batches were on their way to it. Finish or close the iteration inside the "
+                "`with simulate(...)` block",
+                requested=str(self.device),
+                reason="not_built",
+            ) from error
 
     def allocate(self, batch: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
         if type(batch) is Packed:
