@@ -263,6 +263,10 @@ def test_jagged_nested():
 
 UNSUPPORTED = {
     "csr": lambda: torch.eye(3, device=DEVICE).to_sparse_csr(),
+    "csr-moved": lambda: torch.eye(3).to_sparse_csr().to(DEVICE),
+    "csc-moved": lambda: torch.eye(3).to_sparse_csc().to(DEVICE),
+    "bsr-moved": lambda: torch.eye(4).to_sparse_bsr((2, 2)).to(DEVICE),
+    "csr-made": lambda: torch.sparse_csr_tensor([0, 1], [0], [1.0], (1, 1), device=DEVICE),
     "bsr": lambda: torch.eye(4, device=DEVICE).to_sparse_bsr((2, 2)),
     "strided-nested": lambda: torch.nested.nested_tensor(
         [torch.ones(2, device=DEVICE), torch.ones(3, device=DEVICE)]

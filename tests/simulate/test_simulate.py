@@ -1,6 +1,7 @@
 """`simulate` itself: when it starts, what it says, its options, and what is left after it."""
 
 import gc
+import re
 import subprocess
 import sys
 
@@ -8,7 +9,9 @@ import pytest
 import torch
 from comparing import on
 from torch import nn
+from torch.utils.data import TensorDataset
 
+from devicekit import DataLoader
 from devicekit.testing import simulate
 from devicekit.testing.simulation import private
 
@@ -102,11 +105,126 @@ def test_another_name_is_refused():
         simulate("other")
 
 
-@pytest.mark.parametrize("options", [{"count": 0}, {"count": -1}, {"memory": 0}])
-def test_wrong_options(options):
-    (name,) = options
-    with pytest.raises(ValueError, match=f"`{name}`"):
-        simulate(**options)
+@pytest.mark.parametrize(
+    ("error", "name", "value"),
+    [
+        (ValueError, "count", 0),
+        (ValueError, "count", -1),
+        (ValueError, "count", 128),
+        (TypeError, "count", 1.5),
+        (TypeError, "count", "2"),
+        (TypeError, "count", True),
+        (TypeError, "count", None),
+        (ValueError, "memory", 0),
+        (TypeError, "memory", 1e9),
+        (TypeError, "memory", "1GB"),
+        (TypeError, "memory", True),
+        (TypeError, "float64", 1),
+        (TypeError, "async_copies", None),
+        (TypeError, "allow_real", "yes"),
+        (TypeError, "name", None),
+        (TypeError, "name", torch.device("cpu")),
+        (ValueError, "name", ""),
+        (ValueError, "name", "a b"),
+        (ValueError, "name", "sim:0"),
+        (ValueError, "name", "sim2"),
+        (ValueError, "name", "CUDA"),
+        (ValueError, "name", "cpu"),
+        (ValueError, "name", "meta"),
+        (ValueError, "name", "mps"),
+        (ValueError, "name", "mkldnn"),
+        (ValueError, "name", "privateuseone"),
+        (ValueError, "name", "nn"),
+        (ValueError, "name", "leaf"),
+    ],
+)
+def test_wrong_options_start_nothing(error, name, value):
+    with pytest.raises(error, match=f"`{name}` must .*, got {re.escape(repr(value))}"):
+        simulate(**{name: value})
+    assert not torch.accelerator.is_available()
+
+
+def test_another_case_of_a_name_has_a_hint():
+    with pytest.raises(ValueError, match="did you mean 'cuda'"):
+        simulate("CUDA")
+    with pytest.raises(ValueError, match="did you mean 'sim'"):
+        simulate(" sim")
+
+
+def test_the_largest_count():
+    with simulate(count=127) as running:
+        on("sim:126", torch.ones(2, device=running.devices[-1]))
+
+
+def test_a_wrong_name_is_not_registered():
+    code = """
+import torch
+from devicekit.testing import simulate
+for name in ("Sim", "a b", "sim1", "leaf", "nn", "fpga", "", 3):
+    try:
+        simulate(name)
+    except (TypeError, ValueError) as error:
+        assert "`name`" in str(error)
+    else:
+        raise AssertionError(name)
+with simulate("my_chip") as running:
+    assert str(torch.ones(2, device="my_chip:1").device) == "my_chip:1"
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_failure_at_the_last_step_of_the_start_leaves_nothing_running(monkeypatch):
+    from devicekit.testing.simulation import processes
+
+    def fail(remembered):
+        raise OSError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "carry_on_use", fail)
+        with pytest.raises(OSError, match="no"):
+            simulate()
+    assert not torch.accelerator.is_available()
+    with simulate():
+        assert torch.accelerator.is_available()
+
+
+def test_a_stopped_simulation_does_not_start_again():
+    with simulate() as running:
+        pass
+    with pytest.raises(RuntimeError, match="'sim' was stopped and does not start again"), running:
+        pass
+    assert not torch.accelerator.is_available()
+
+
+@pytest.mark.parametrize("name", ["sim", "cuda"])
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_loader_that_outlives_the_simulation_says_so(name, prefetch):
+    data = TensorDataset(torch.arange(20.0))
+    with simulate(name):
+        batches = iter(DataLoader(data, batch_size=2, device=name, prefetch=prefetch))
+        next(batches)
+    # Without streams, the move itself says that there is no such device.
+    said = r"with .*simulate\(" if prefetch or name == "sim" else "'cuda:0' cannot be used here"
+    with pytest.raises(RuntimeError, match=said):
+        list(batches)
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_real_accelerator_outside_is_what_it_was(available):
+    code = f"""
+import torch
+from devicekit.testing import simulate
+from devicekit.testing.simulation import private
+private.real_accelerator = lambda: torch.device("cuda")
+torch.cuda.is_available = lambda: {available}
+with simulate(allow_real=True):
+    assert torch.accelerator.current_accelerator() == torch.device("sim")
+assert torch.accelerator.current_accelerator() == torch.device("cuda")
+assert torch.accelerator.is_available() is {available}
+checked = torch.accelerator.current_accelerator(check_available=True)
+assert checked == (torch.device("cuda") if {available} else None), checked
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
 def test_real_accelerator_is_not_hidden(monkeypatch):

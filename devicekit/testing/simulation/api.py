@@ -1,11 +1,13 @@
 """`simulate`: start an accelerator that this machine does not have."""
 
+import re
 from collections import defaultdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from devicekit import compat
 from devicekit.testing.simulation import private
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ def simulate(
 
     Args:
         name: The type of the device: "sim", or "cuda" for code that names CUDA.
-        count: How many devices there are.
+        count: How many devices there are, at most 127: torch keeps an index in eight bits.
         float64: Whether the device knows float64; MPS does not.
         memory: The bytes that each device has; more raises `torch.OutOfMemoryError`.
         async_copies: Whether a `non_blocking` copy lands only when it is waited for.
@@ -41,7 +43,9 @@ def simulate(
         The running simulation.
 
     Raises:
-        ValueError: `count` or `memory` is less than 1.
+        TypeError: An argument has another type.
+        ValueError: `name` cannot be the name of a simulated device, `count` is not in 1 to 127, or
+            `memory` is less than 1.
         RuntimeError: There is a real accelerator, or another PrivateUse1 backend in this process.
         NotImplementedError: This torch lacks what the simulation needs.
 
@@ -60,14 +64,65 @@ def simulate(
         cpu!
     """
     private.require()
-    if count < 1:
-        raise ValueError(f"`count` must be 1 or more, got {count!r}")
-    if memory is not None and memory < 1:
-        raise ValueError(f"`memory` must be a number of bytes, 1 or more, got {memory!r}")
+    flags: dict[str, object] = {
+        "float64": float64,
+        "async_copies": async_copies,
+        "allow_real": allow_real,
+    }
+    _check_options(count, memory, flags)
+    _check_name(name)
     _refuse_real_accelerator(name, allow_real)
     from devicekit.testing.simulation.state import Config
 
     return Simulation(Config(name, count, float64, memory, async_copies))
+
+
+def _check_options(count: object, memory: object, flags: dict[str, object]) -> None:
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"`count` must be an int, got {count!r}")
+    if not 1 <= count <= _MOST:
+        raise ValueError(f"`count` must be 1 or more and at most {_MOST}, got {count!r}")
+    if memory is not None:
+        if isinstance(memory, bool) or not isinstance(memory, int):
+            raise TypeError(f"`memory` must be an int, a number of bytes, or None, got {memory!r}")
+        if memory < 1:
+            raise ValueError(f"`memory` must be a number of bytes, 1 or more, got {memory!r}")
+    for flag, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"`{flag}` must be True or False, got {value!r}")
+
+
+_MOST = 127
+
+
+def _check_name(name: object) -> None:
+    """Refuse what torch would not take: a name is registered for the rest of the process."""
+    if not isinstance(name, str):
+        raise TypeError(f'`name` must be text, such as "sim" or "cuda", got {name!r}')
+    from devicekit.testing.simulation import state
+
+    if name in ("cuda", state.backend) and name:
+        return
+    clean = name.strip().lower()
+    hint = f", did you mean {clean!r}?" if clean in ("sim", "cuda") else ""
+    # c10/core/Device.cpp: the type in a device string.
+    if re.fullmatch("[a-z_]+", name) is None:
+        raise ValueError(
+            f"`name` must consist of small letters and underscores, as torch reads no others in "
+            f"the name of a device, got {name!r}{hint}"
+        )
+    if compat.torch_knows(name):
+        raise ValueError(
+            f'`name` must be "cuda" or the name of no existing type of device, got {name!r}, '
+            f"which torch has already"
+        )
+    for owner in (torch, torch.Tensor, torch.nn.Module, torch.UntypedStorage):
+        for attribute in (name, f"is_{name}"):
+            if hasattr(owner, attribute):
+                raise ValueError(
+                    f"`name` must be the name of nothing in torch, got {name!r}, and "
+                    f"`torch.{'' if owner is torch else owner.__name__ + '.'}{attribute}` exists"
+                )
 
 
 def _refuse_real_accelerator(name: str, allow_real: bool) -> None:
@@ -100,25 +155,29 @@ class Simulation:
         self._config = config
         self._generators: list[torch.Generator] = []
         self._counts: defaultdict[int, Any] = defaultdict(_new_count)
-        self._start()
-        self.devices = tuple(torch.device(config.name, i) for i in range(config.count))
-
-    def _start(self) -> None:
-        from devicekit.testing.simulation import processes, registration, state
+        from devicekit.testing.simulation import registration
 
         # Torch's C++ has the name "cuda" for itself: there our devices are "sim", shown as "cuda".
         registration.register("sim" if self.name == "cuda" else self.name)
+        # Before anything runs: what fails from here on must leave nothing running.
+        self.devices = tuple(torch.device(self.name, i) for i in range(config.count))
+        self._start()
+
+    def _start(self) -> None:
+        from devicekit.testing.simulation import processes, state
+
         self._before = processes.remember(), state.current.index
         # One at a time: the simulation around this one is taken off, and put on again at the end.
         if _running:
             _running[-1]._uninstall()
         try:
             self._install()
+            processes.carry_on_use(self._before[0])
         except BaseException:
+            self._uninstall()
             if _running:
                 _running[-1]._install()
             raise
-        processes.carry_on_use(self._before[0])
         state.current.index = 0
         _running.append(self)
 
@@ -186,6 +245,11 @@ class Simulation:
                 processes.carry_on(before)
 
     def __enter__(self) -> "Simulation":
+        if self not in _running:
+            raise RuntimeError(
+                f"this simulation of {self.name!r} was stopped and does not start again: call "
+                f"`simulate` for another"
+            )
         return self
 
     def __exit__(

@@ -1,5 +1,6 @@
 """Tensors of the device that are not dense: sparse COO works, the rest says that it does not."""
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,6 +60,10 @@ def register(library: Callable[[str], Any]) -> None:
         aten.impl(op.name().split("::")[1], kernel_of(op), "SparsePrivateUse1")
     for key, kind in _UNSUPPORTED.items():
         library("_").fallback(_refuse(kind), key)
+    # Composite, so the fallback does not catch it: what `.to` makes a compressed tensor with.
+    op = torch.ops.aten._sparse_compressed_tensor_unsafe.default
+    refuse = _refuse(_UNSUPPORTED["SparseCsrPrivateUse1"])
+    aten.impl(op._schema.name, functools.partial(refuse, op), "SparseCsrPrivateUse1")
 
 
 def _own_on_sparse_cuda() -> Iterator[Any]:
@@ -92,9 +97,9 @@ def _copy_from(
 def _refuse(kind: str) -> Callable[..., Any]:
     def refuse(op: Any, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
-            f"the simulated accelerator has no {kind} tensors, and {op.name()} was called with "
-            f"one; it has dense ones, sparse_coo and jagged nested ones. Test this code on the CPU "
-            f"or on a real accelerator"
+            f"the simulated accelerator has no {kind} tensors, and {op.name()} takes or "
+            f"makes one; it has dense ones, sparse_coo and jagged nested ones. Test this code on "
+            f"the CPU or on a real accelerator"
         )
 
     return refuse

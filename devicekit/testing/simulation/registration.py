@@ -49,10 +49,6 @@ class _Hooks(private.BackendHooks or object):  # type: ignore[misc]
 _hooks, _guard = _Hooks(), autograd.Guard()
 
 
-_real: torch.device | None = None
-"""What `torch.accelerator.current_accelerator()` said before: what this torch was built for."""
-
-
 def register(name: str) -> None:
     """Register the backend under a name, once for the process.
 
@@ -70,9 +66,7 @@ def register(name: str) -> None:
             if state.backend or taken != "privateuseone"
             else f"cannot register the simulated accelerator as {name!r}: `torch.{name}` exists"
         )
-    before = [torch.accelerator.current_accelerator(check) for check in (False, True)]
-    global _real
-    _real = torch.accelerator.current_accelerator()
+    built = private.real_accelerator()
     state.backend = name
     private.setup_backend(name, module.make(name), _hooks, _guard)
     sys.modules[f"torch.{name}"] = getattr(torch, name)
@@ -82,13 +76,16 @@ def register(name: str) -> None:
     # For good, each silent outside a simulation: torch has no way to take them back.
     torch.serialization.register_package(1, storages.location, storages.restore)
     torch.UntypedStorage.__new__ = storages.new  # type: ignore[assignment]
-    _answer_as_before(*before)
+    _answer_as_before(built)
 
 
-def _answer_as_before(built: torch.device | None, available: torch.device | None) -> None:
+def _answer_as_before(built: torch.device | None) -> None:
     """Let `torch.accelerator` answer as before the registration while no simulation is active.
 
     C++ answers with the last registered backend, ours, from now on.
+
+    Args:
+        built: What C++ answered before: the accelerator that this torch was built for.
     """
     accelerator = torch.accelerator
     torchs_own = accelerator.current_stream
@@ -96,7 +93,9 @@ def _answer_as_before(built: torch.device | None, available: torch.device | None
     def current_accelerator(check_available: bool = False) -> torch.device | None:
         if state.config is not None:
             return torch.device(state.config.name)
-        return available if check_available else built
+        if built is None or not check_available:
+            return built
+        return built if torch.get_device_module(built).is_available() else None
 
     def current_stream(device: Any = None) -> torch.Stream:
         # A function that was compiled during a simulation asks, before it is compiled again.
