@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import devicekit
 from devicekit import DeviceMismatchError, explain, guard
 from devicekit.diagnosis.frames import MISSING, Call, calls_of, lookup, member
-from devicekit.diagnosis.messages import is_suspect, wants_host
+from devicekit.diagnosis.messages import devices_said, is_suspect, wants_host
 from devicekit.diagnosis.source import binding_of
 from devicekit.testing import Simulation
 
@@ -342,7 +342,7 @@ def test_a_failure_of_the_explanation_hides_nothing(
     def fail(*args: object) -> None:
         raise LookupError("a mistake in the search")
 
-    monkeypatch.setattr("devicekit.diagnosis.explanation.mentioned", fail)
+    monkeypatch.setattr("devicekit.diagnosis.things.mentioned", fail)
     monkeypatch.setattr("devicekit.diagnosis.arguments.trace", fail)
     inside = guard(lambda x: x + torch.ones(2))
     with pytest.raises(RuntimeError, match="found at least two devices") as caught:
@@ -437,3 +437,56 @@ def test_the_frames_of_the_caller_keep_nothing(simulated_accelerator: Simulation
     count = sys.getrefcount(big)
     del users
     assert sys.getrefcount(big) == count - 1
+
+
+# Operands without a name
+
+
+def test_both_operands_were_made_in_the_statement(simulated_accelerator: Simulation) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.ones(2, 2) @ torch.ones(2, 2, device="sim")
+    text = explain(caught.value)
+    assert text is not None
+    lines = text.splitlines()
+    assert "  sim:0  torch.ones(2, 2, device='sim')  made here" in lines
+    assert "  cpu    torch.ones(2, 2)                made here without device=" in lines
+    assert lines[-1].startswith(
+        '  fix: torch.ones(2, 2, device="sim:0") @ torch.ones(2, 2, device="sim")  # instead of'
+    )
+
+
+def test_a_named_operand_meets_one_made_on_the_accelerator(
+    simulated_accelerator: Simulation,
+) -> None:
+    def f() -> Tensor:
+        x = torch.ones(2, 2)
+        return x @ torch.zeros(2, 2, device="sim")
+
+    text = message_of(guard(f))
+    assert re.search(r"^  cpu    x  .*made by torch.ones", text, flags=re.M)
+    assert re.search(r"^  sim:0  torch.zeros\(2, 2, device='sim'\)  made here$", text, flags=re.M)
+    assert 'fix: x = torch.ones(2, 2, device="sim:0")  # instead of line' in text
+
+
+def test_a_needless_move_is_dropped(simulated_accelerator: Simulation) -> None:
+    class Child(nn.Linear):
+        @guard
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.cpu())
+
+    text = message_of(Child(3, 3).to("sim"), torch.ones(1, 3, device="sim"))
+    assert "fix: return super().forward(x)  # instead of line" in text
+
+
+@pytest.mark.parametrize("wrong", ["x", RuntimeError, None])
+def test_explain_refuses_what_is_no_exception(wrong: object) -> None:
+    with pytest.raises(TypeError, match=r"^`exc` must be an exception that was caught, but is "):
+        explain(wrong)  # type: ignore[arg-type]
+
+
+def test_the_devices_in_the_words_of_the_kernels() -> None:
+    text = (
+        "Expected all tensors to be on the same device, but got mat2 is on cuda:0, different from "
+        "other tensors on cpu (when checking argument in method wrapper_CUDA_mm)"
+    )
+    assert devices_said(text) == [torch.device("cuda:0"), torch.device("cpu")]

@@ -283,3 +283,14 @@ def test_audit_runs_nothing() -> None:
             raise AssertionError("called")
 
     assert not audit(Careful())
+
+
+@pytest.mark.parametrize("wrong", [None, torch.ones(2), nn.Linear])
+def test_audit_refuses_what_is_no_model(wrong: object) -> None:
+    with pytest.raises(TypeError, match=r"^`model` must be a module, but is "):
+        audit(wrong)  # type: ignore[arg-type]
+
+
+def test_audit_refuses_what_is_no_optimizer() -> None:
+    with pytest.raises(TypeError, match=r"^`optimizer` must be an optimizer or None, but is 3"):
+        audit(nn.Linear(1, 1), 3)  # type: ignore[arg-type]

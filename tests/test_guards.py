@@ -7,6 +7,7 @@ import inspect
 import io
 import pickle
 import re
+import threading
 import weakref
 from collections.abc import Iterator
 
@@ -571,3 +572,112 @@ def test_same_device_names_its_arguments(simulated_accelerator: Simulation) -> N
         "",
         '  fix: offsets = devicekit.to_device(offsets, "sim:0")',
     ]
+
+
+# What has no name in the caller, and what cannot be guarded
+
+
+def test_same_device_uses_the_text_of_the_call(simulated_accelerator: Simulation) -> None:
+    with pytest.raises(DeviceMismatchError) as caught:
+        same_device(torch.ones(2, device="sim"), nn.Linear(2, 2))
+    text = str(caught.value)
+    assert "objects[" not in text
+    assert text.endswith('fix: nn.Linear(2, 2).to("sim:0")')
+
+
+def test_a_model_on_two_devices_is_explained_only(simulated_accelerator: Simulation) -> None:
+    cpu_layer, sim_layer, x = nn.Linear(2, 2), nn.Linear(2, 2).to("sim"), torch.ones(1, 2)
+    with pytest.raises(DeviceMismatchError) as caught:
+        guard(nn.Sequential(cpu_layer, sim_layer))(x)
+    assert re.search(r"^  cpu    cpu_layer  .*Linear: 2 parameters", str(caught.value), re.M)
+    with pytest.raises(DeviceMismatchError) as caught:
+        guard(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to("sim")))(torch.ones(1, 2))
+    lines = str(caught.value).splitlines()
+    assert "  cpu    nn.Linear(2, 2)            made here without device=" in lines
+    assert (
+        'guard(nn.Sequential(nn.Linear(2, 2, device="sim:0"), nn.Linear(2, 2).to("sim")))'
+        '(torch.ones(1, 2, device="sim:0"))' in lines[-1]
+    )
+
+
+def test_no_error_of_the_explanation_replaces_the_error(
+    simulated_accelerator: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Python 3.11 `ast.parse` raises SystemError when several threads parse at once."""
+
+    def broken(*_: object) -> None:
+        raise SystemError("AST constructor recursion depth mismatch")
+
+    a, b = torch.ones(2), torch.ones(2, device="sim")
+    monkeypatch.setattr("devicekit.diagnosis.frames.ast.parse", broken)
+    with pytest.raises(DeviceMismatchError, match="expected all tensors to be on the same"):
+        add(a, b)
+    monkeypatch.undo()
+    monkeypatch.setattr("devicekit.diagnosis.frames._read", broken)
+    with pytest.raises(DeviceMismatchError, match="expected all tensors to be on the same"):
+        add(a, b)
+    with pytest.raises(RuntimeError, match="same device"):
+        guard(lambda: a + b)()
+    with pytest.raises(DeviceMismatchError, match="same_device"):
+        same_device(a, b)
+
+
+def test_threads_that_fail_at_once(simulated_accelerator: Simulation) -> None:
+    found: list[str] = []
+
+    def fail() -> None:
+        try:
+            add(torch.ones(2), torch.ones(2, device="sim"))
+        except BaseException as error:
+            found.append(type(error).__name__)
+
+    threads = [threading.Thread(target=fail) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["DeviceMismatchError"] * 4
+
+
+@pytest.mark.parametrize("options", [{}, {"device": "sim"}])
+def test_move_moves_defaults(simulated_accelerator: Simulation, options: dict[str, object]) -> None:
+    default = torch.ones(2)
+
+    def scale(x: Tensor, mask: Tensor = default, *, bias: Tensor = default) -> Tensor:
+        return x * mask + bias
+
+    moving = guard(move=True, **options)(scale)  # type: ignore[call-overload]
+    assert moving(torch.ones(2, device="sim")).device.type == "sim"
+    assert moving(torch.ones(2, device="sim"), bias=torch.ones(2)).tolist() == [2, 2]
+    assert default.device.type == "cpu"
+
+
+def test_move_moves_defaults_of_a_call_without_arguments(
+    simulated_accelerator: Simulation,
+) -> None:
+    @guard(move=True, device="sim")
+    def double(x: Tensor = torch.ones(2)) -> Tensor:  # noqa: B008
+        return x * 2
+
+    assert double().device.type == "sim"
+
+
+class Tagged(nn.Module):
+    def __init_subclass__(cls, *, tag: str) -> None:
+        """Demand a tag."""
+
+
+def test_targets_that_cannot_be_guarded() -> None:
+    with pytest.raises(TypeError, match=r"^`target` is a Tagged, .*missing 1 required .*'tag'"):
+        guard(Tagged())
+    with pytest.raises(TypeError, match=r"^`module` must be a module, but is 3"):
+        guard.remove(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^guard\(\) got an unexpected keyword argument 'mvoe'"):
+        guard(mvoe=True)  # type: ignore[call-overload]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_compiled_by_torch_jit_is_refused() -> None:
+    traced = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
+    with pytest.raises(TypeError, match=r"^`target` is a \w+, compiled by torch.jit"):
+        guard(traced)

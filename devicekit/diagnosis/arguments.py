@@ -1,5 +1,7 @@
 """The report on arguments that do not fit together."""
 
+from __future__ import annotations
+
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,11 +62,10 @@ def report_of_arguments(
     off = [argument for argument in arguments if argument.off(target)]
     if not off:
         return None
-    users, _ = calls_of(None, frame)
-    caller = _Caller(_own(users, off), target)
+    caller = _caller_of(frame, off, target)
     if rename:
-        for argument in arguments:
-            caller.rename(argument)
+        for number, argument in enumerate(arguments):
+            caller.rename(argument, number)
     right = [a for a in arguments if a not in off and a.tensors]
     modules = [a for a in right if isinstance(a.value, nn.Module)]
     rows = [row for argument in modules or right[:_MANY_RIGHT] for row in _rows(argument, target)]
@@ -81,6 +82,16 @@ def report_of_arguments(
         found = ", ".join(str(device) for device in devices)
         problem = f"expected all tensors to be on {target}, but found {found}"
     return Report(where, problem, None, rows, _fixes(off, origins, target, caller.moved))
+
+
+def _caller_of(frame: FrameType, off: Sequence[Argument], target: torch.device) -> _Caller:
+    try:
+        users, _ = calls_of(None, frame)
+        return _Caller(_own(users, off), target)
+    except Exception:
+        # Whatever stands in the caller's frames: nothing is lost but the names that the arguments
+        # have there, and the error is raised all the same.
+        return _Caller([], target)
 
 
 def _own(users: list[Call], off: Sequence[Argument]) -> list[Call]:
@@ -140,12 +151,24 @@ class _Caller:
         """What a star spreads over the arguments."""
         return next((one for one in self.mentions if contains(one.value, argument.value)), None)
 
-    def rename(self, argument: Argument) -> None:
+    def rename(self, argument: Argument, number: int) -> None:
+        """Call an argument as the caller does: by its name there, or by the text of the call."""
         mention = self._mention(argument)
-        if mention is not None:
+        text = mention.path if mention is not None else self._given(number)
+        if text is not None:
             old = argument.name
-            argument.name = mention.path
-            argument.tensors = [(p.replace(old, mention.path, 1), t) for p, t in argument.tensors]
+            argument.name = text
+            argument.tensors = [(p.replace(old, text, 1), t) for p, t in argument.tensors]
+
+    def _given(self, number: int) -> str | None:
+        """The text of one positional argument of the call that the caller's statement makes."""
+        call = self.users[0].expression if self.users else None
+        if not isinstance(call, ast.Call):
+            return None
+        given = call.args[: number + 1]
+        if len(given) <= number or any(isinstance(one, ast.Starred) for one in given):
+            return None
+        return ast.unparse(given[number])
 
     def origin(self, argument: Argument) -> Origin | None:
         """What an argument is in the caller, with the fix there."""
@@ -173,6 +196,11 @@ class _Caller:
         return found
 
 
+def _is_path(text: str) -> bool:
+    """Whether a text is a name, an attribute or an item: something to assign to."""
+    return all(part.isidentifier() for part in text.partition("[")[0].split("."))
+
+
 def _fixes(
     off: Sequence[Argument],
     origins: Sequence[Origin | None],
@@ -190,6 +218,12 @@ def _fixes(
             fixes.append(fix or Fix(f'{name}.to("{target}")'))
         elif origin is not None and origin.fix is not None:
             fixes.append(origin.fix)
+        elif not _is_path(argument.name):  # the text of a call: its value has no name to assign to
+            is_tensor = isinstance(argument.value, Tensor)
+            move = f'{argument.name}.to("{target}")'
+            fixes.append(
+                Fix(move if is_tensor else f'devicekit.to_device({argument.name}, "{target}")')
+            )
         else:
             name = origin.name if origin is not None and origin.name else argument.name
             names.append(name.partition("[")[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -55,6 +56,9 @@ def audit(
     Returns:
         A report that can be printed and iterated, and is false when nothing was found.
 
+    Raises:
+        TypeError: `model` is no module, or `optimizer` no optimizer.
+
     Example:
         >>> import torch
         >>> class Net(torch.nn.Module):
@@ -65,6 +69,12 @@ def audit(
         ...     print(finding.path, "is a", finding.what)
         model.scale is a plain attribute of Net: .to() leaves it behind
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be a module, but is {reprlib.repr(model)}")
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        raise TypeError(
+            f"`optimizer` must be an optimizer or None, but is {reprlib.repr(optimizer)}"
+        )
     target = Device(device).torch if device is not None else _majority(model)
     scan = _Scan(model, target, demanded=device is not None)
     findings = [*scan.registered(), *scan.loose(), *scan.ties()]

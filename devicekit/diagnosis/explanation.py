@@ -1,8 +1,8 @@
 """From an exception to a report with names."""
 
 import ast
+import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from devicekit.diagnosis.frames import (
 )
 from devicekit.diagnosis.making import inline
 from devicekit.diagnosis.mending import use
-from devicekit.diagnosis.mentions import Mention, mentioned
+from devicekit.diagnosis.mentions import Mention
 from devicekit.diagnosis.messages import (
     devices_in,
     devices_said,
@@ -27,18 +27,17 @@ from devicekit.diagnosis.messages import (
     is_suspect,
     wants_host,
 )
+from devicekit.diagnosis.operands import made_in, mended
 from devicekit.diagnosis.origin import inside, search_in, trace
 from devicekit.diagnosis.raising import chain_of, is_candidate, is_raised_by_user
 from devicekit.diagnosis.report import Report, Row, mismatch, site_of
-from devicekit.diagnosis.search import Origin
+from devicekit.diagnosis.search import Origin, short
 from devicekit.diagnosis.source import Fix
 from devicekit.diagnosis.tensors import (
     describe,
     devices_of,
-    is_free,
-    names_of_parameters,
-    tensors_of,
 )
+from devicekit.diagnosis.things import Thing, target_of, things_in
 from devicekit.errors import DeviceMismatchError
 
 __all__ = ["explain", "report_of"]
@@ -60,6 +59,9 @@ def explain(exc: BaseException) -> str | None:
         The text that `guard` would have raised, or None when the exception is not about tensors on
         different devices.
 
+    Raises:
+        TypeError: `exc` is no exception.
+
     Example:
         >>> import torch
         >>> try:
@@ -68,22 +70,13 @@ def explain(exc: BaseException) -> str | None:
         ...     print(explain(error))
         None
     """
+    if not isinstance(exc, BaseException):
+        raise TypeError(f"`exc` must be an exception that was caught, but is {reprlib.repr(exc)}")
     for error in chain_of(exc):
         if isinstance(error, DeviceMismatchError) and "\n" in str(error):
             return str(error)
     report = _first_report(exc, "")
     return None if report is None else str(report)
-
-
-@dataclass
-class _Thing:
-    """What a statement mentions: its tensors, and those that are off."""
-
-    mention: Mention
-    tensors: list[tuple[str, Tensor]]
-
-    def off(self, target: torch.device) -> list[tuple[str, Tensor]]:
-        return [(p, t) for p, t in self.tensors if t.device != target and not is_free(t)]
 
 
 def report_of(error: BaseException, where: str = "") -> Report | None:
@@ -97,17 +90,17 @@ def report_of(error: BaseException, where: str = "") -> Report | None:
 
 
 def _first_report(raised: BaseException, where: str) -> Report | None:
-    for error in chain_of(raised):
-        if not is_candidate(error) or not is_suspect(str(error)):
-            continue
-        try:
+    try:
+        for error in chain_of(raised):
+            if not is_candidate(error) or not is_suspect(str(error)):
+                continue
             report = _explained(error, str(error), where, raised)
-        except Exception:
-            # Whatever stands in the user's frames, explaining an error must not put another in its
-            # place. Nothing is lost: the error itself goes on.
-            return None
-        if report is not None:
-            return report
+            if report is not None:
+                return report
+    except Exception:
+        # Whatever stands in the user's frames, explaining an error must not put another in its
+        # place. Nothing is lost: the error itself goes on.
+        return None
     return None
 
 
@@ -125,6 +118,8 @@ def _explained(error: BaseException, text: str, where: str, raised: BaseExceptio
             return report
     for at in range(min(len(users), _MANY_CALLS)):
         report = _at(users[at:], text, host, where)
+        if report is None and at == 0 and not host:
+            report = _of_made(users, text, where)
         if report is not None:
             return report
     # Of a cause, the words alone are not enough to put another error in the place of a library's.
@@ -144,7 +139,7 @@ def _at(
         said: Whether the text is believed about the devices, as not all values can be seen.
     """
     call = calls[0]
-    things = _things(call)
+    things = things_in(call)
     generators = [t.mention for t in things if is_a(t.mention.value, GENERATOR)]
     devices = devices_of(t for thing in things for _, t in thing.tensors)
     if said and devices:
@@ -159,7 +154,7 @@ def _at(
             return None
         return _report(calls, things, accelerated, torch.device("cpu"), first_line(text), where)
     if len(devices) > 1:
-        target = _target(things, devices)
+        target = target_of(things, devices)
         ordered = [target, *(device for device in devices if device != target)]
         return _report(calls, things, devices, target, mismatch(ordered), where)
     if len(devices) == 1:
@@ -167,14 +162,9 @@ def _at(
     return None
 
 
-def _things(call: Call) -> list[_Thing]:
-    known = names_of_parameters(call.scope.items())
-    return [_Thing(m, list(tensors_of(m.value, m.path, known))) for m in mentioned(call)]
-
-
 def _in_own_frame(
-    calls: list[Call], things: Sequence[_Thing], target: torch.device
-) -> tuple[list[Call], Sequence[_Thing]]:
+    calls: list[Call], things: Sequence[Thing], target: torch.device
+) -> tuple[list[Call], Sequence[Thing]]:
     """Go from a library's statement out to the user's that brought the same tensors, if any."""
     if not calls[0].is_peer:
         return calls, things
@@ -182,18 +172,18 @@ def _in_own_frame(
     for at in range(1, len(calls)):
         if calls[at].is_peer:
             continue
-        outer = [_without_parts(thing, target) for thing in _things(calls[at])]
+        outer = [_without_parts(thing, target) for thing in things_in(calls[at])]
         if any(_memory(t) in culprits for thing in outer for _, t in thing.tensors):
             return calls[at:], outer
     return calls, things
 
 
-def _without_parts(thing: _Thing, target: torch.device) -> _Thing:
+def _without_parts(thing: Thing, target: torch.device) -> Thing:
     """Leave out the parts of a model that are elsewhere: the layer's own statement says more."""
     here = [(path, tensor) for path, tensor in thing.tensors if tensor.device == target]
     if not here or not is_a(thing.mention.value, nn.Module):
         return thing
-    return _Thing(thing.mention, here)
+    return Thing(thing.mention, here)
 
 
 def _memory(tensor: Tensor) -> int:
@@ -205,25 +195,9 @@ def _is_lengths(tensor: Tensor) -> bool:
     return tensor.dtype == torch.int64 and tensor.dim() == 1
 
 
-def _target(things: Sequence[_Thing], devices: Sequence[torch.device]) -> torch.device:
-    """The device that the others should be on: the accelerator; of two, the one of the modules."""
-    accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
-    if len(accelerators) == 1:
-        return accelerators[0]
-    candidates = accelerators or [device for device in devices if device.type != "meta"]
-    if not candidates:
-        return devices[0]
-    for thing in things:
-        if isinstance(thing.mention.value, nn.Module | nn.Parameter):
-            own = [d for d in devices_of(t for _, t in thing.tensors) if d in candidates]
-            if own:
-                return own[0]
-    return candidates[0]
-
-
 def _report(
     calls: list[Call],
-    things: Sequence[_Thing],
+    things: Sequence[Thing],
     devices: Sequence[torch.device],
     target: torch.device,
     problem: str,
@@ -232,7 +206,7 @@ def _report(
     calls, things = _in_own_frame(calls, things, target)
     rows: list[Row] = []
     off_rows: list[Row] = []
-    origins: list[tuple[_Thing, Origin]] = []
+    origins: list[tuple[Thing, Origin]] = []
     for thing in things:
         off = thing.off(target)
         if not thing.tensors:
@@ -261,7 +235,7 @@ def _report(
     )
 
 
-def _rows(thing: _Thing, tensors: Sequence[tuple[str, Tensor]], what: str) -> list[Row]:
+def _rows(thing: Thing, tensors: Sequence[tuple[str, Tensor]], what: str) -> list[Row]:
     value = thing.mention.value
     devices = devices_of(t for _, t in tensors)
     suffix = f", {what}" if what else ""
@@ -275,7 +249,7 @@ def _rows(thing: _Thing, tensors: Sequence[tuple[str, Tensor]], what: str) -> li
 
 
 def _origin(
-    calls: list[Call], thing: _Thing, off: Sequence[tuple[str, Tensor]], target: torch.device
+    calls: list[Call], thing: Thing, off: Sequence[tuple[str, Tensor]], target: torch.device
 ) -> Origin | None:
     value, node = thing.mention.value, thing.mention.node
     search = search_in(calls, target, calls[0].file)
@@ -288,7 +262,7 @@ def _origin(
 
 
 def _fixes(
-    calls: list[Call], origins: Sequence[tuple[_Thing, Origin]], target: torch.device
+    calls: list[Call], origins: Sequence[tuple[Thing, Origin]], target: torch.device
 ) -> list[Fix]:
     fixes = list(dict.fromkeys(o.fix for _, o in origins if o.fix is not None))
     if len(fixes) < 2:
@@ -305,7 +279,7 @@ def _fixes(
 def _of_generator(
     calls: list[Call],
     generators: Sequence[Mention],
-    things: Sequence[_Thing],
+    things: Sequence[Thing],
     text: str,
     where: str,
 ) -> Report | None:
@@ -323,7 +297,7 @@ def _of_generator(
     return None
 
 
-def _demanded(call: Call, things: Sequence[_Thing], wanted: str) -> torch.device | None:
+def _demanded(call: Call, things: Sequence[Thing], wanted: str) -> torch.device | None:
     """The device that an operation runs on, by its tensors, by `device=`, or by the error."""
     for device in devices_of(t for thing in things for _, t in thing.tensors):
         if device.type != "cpu":
@@ -340,7 +314,7 @@ def _demanded(call: Call, things: Sequence[_Thing], wanted: str) -> torch.device
 
 
 def _of_inline(
-    calls: list[Call], things: Sequence[_Thing], target: torch.device, text: str, where: str
+    calls: list[Call], things: Sequence[Thing], target: torch.device, text: str, where: str
 ) -> Report | None:
     """All names agree: the one that is off was made in the statement itself."""
     if target.type == "cpu":
@@ -360,6 +334,39 @@ def _of_inline(
     )
 
 
+def _of_made(calls: list[Call], text: str, where: str) -> Report | None:
+    """Not all that met has a name: some tensors and layers were made in the statement itself."""
+    call = calls[0]
+    made = made_in(call, devices_in(text)) if call.expression is not None else []
+    things = [thing for thing in things_in(call) if thing.tensors]
+    named = devices_of(t for thing in things for _, t in thing.tensors)
+    devices = list(dict.fromkeys([*named, *(one.device for one in made)]))
+    if not made or len(devices) < 2:
+        return None
+    target = target_of(things, devices)
+    rows: list[Row] = []
+    origins: list[tuple[Thing, Origin]] = []
+    for thing in things:
+        off = thing.off(target)
+        origin = _origin(calls, thing, off, target) if off else None
+        rows += _rows(thing, thing.tensors, origin.what if origin is not None else "")
+        if origin is not None:
+            origins.append((thing, origin))
+    rows += [Row(str(one.device), short(ast.unparse(one.node)), one.what) for one in made]
+    rows.sort(key=lambda row: row.device != str(target))
+    ordered = [target, *(device for device in devices if device != target)]
+    fixes = mended(
+        [one for one in made if one.device != target], search_in(calls, target, call.file)
+    )
+    return Report(
+        where or call.name,
+        mismatch(ordered),
+        site_of(call),
+        rows,
+        [*_fixes(calls, origins, target), *fixes],
+    )
+
+
 def _unnamed(users: list[Call], library: list[Call], text: str, where: str) -> Report | None:
     """No name in the user's code is off: look at what torch's own functions were given."""
     for call in library:
@@ -367,7 +374,7 @@ def _unnamed(users: list[Call], library: list[Call], text: str, where: str) -> R
         devices = devices_of(t for _, t in tensors)
         if len(devices) < 2:
             continue
-        target = _target([], devices)
+        target = target_of([], devices)
         rows = [Row(str(t.device), n, f"{describe(t)}, in {call.name}") for n, t in tensors]
         rows.sort(key=lambda row: row.device != str(target))
         ordered = [target, *(device for device in devices if device != target)]

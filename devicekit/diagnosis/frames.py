@@ -11,6 +11,7 @@ import linecache
 import os
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType, MemberDescriptorType, TracebackType
@@ -42,6 +43,9 @@ _STDLIB = tuple(
 _TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
 _SELF = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 _MANY_FRAMES = 60
+# In Python 3.11 two threads that parse at once disturb each other: "SystemError: AST constructor
+# recursion depth mismatch" (python/cpython#106905).
+_parsing = threading.Lock()
 _MANY_LIBRARY_FRAMES = 300
 
 
@@ -201,10 +205,15 @@ def _locals(frame: FrameType) -> dict[str, Any]:
 def parse(filename: str, module_globals: Mapping[str, Any] | None = None) -> ast.Module | None:
     """Parse a source file; None where there is none, or it is not Python."""
     lines = linecache.getlines(filename, dict(module_globals) if module_globals else None)
+    if not lines:
+        return None
     try:
-        return ast.parse("".join(lines)) if lines else None
+        with _parsing:
+            return ast.parse("".join(lines))
     except (SyntaxError, ValueError):  # a template, or a file that was changed meanwhile
         return None
+    except (SystemError, RecursionError, MemoryError):  # a thread that parses without the lock, or
+        return None  # source that nests too deep: then the report goes without the statement
 
 
 def _running(

@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader
 from devicekit.diagnosis.frames import MISSING, Call, is_a, lookup
 from devicekit.diagnosis.mentions import mentions
 from devicekit.diagnosis.search import Origin, Search, short
-from devicekit.diagnosis.source import Fix, add_keyword, insert
+from devicekit.diagnosis.source import Fix, add_keyword, cut, insert
 
-__all__ = ["call_of", "factory_in", "generator_in", "inline", "loader_in", "spine"]
+__all__ = ["call_of", "factory_in", "generator_in", "inline", "is_factory", "loader_in", "spine"]
 
 # Functions of torch that make a tensor from numbers and take `device=`. By name: what stands behind
 # the name may be replaced, as a simulated accelerator does.
@@ -57,11 +57,16 @@ def factory_in(node: ast.AST | None, call: Call) -> ast.Call | None:
         if (
             isinstance(one, ast.Call)
             and not any(keyword.arg in ("device", None) for keyword in one.keywords)
-            and (name := _name_in_torch(one.func, call)) in _FACTORIES
-            and not (name in _SCALAR_FACTORIES and _is_scalar(one))
+            and is_factory(one, call)
         ):
             return one
     return None
+
+
+def is_factory(made: ast.Call, call: Call) -> bool:
+    """Say whether a call makes a tensor from numbers, and no CPU scalar."""
+    name = _name_in_torch(made.func, call)
+    return name in _FACTORIES and not (name in _SCALAR_FACTORIES and _is_scalar(made))
 
 
 def _name_in_torch(function: ast.expr, call: Call) -> str | None:
@@ -143,6 +148,12 @@ def inline(search: Search, expression: ast.expr | None = None) -> tuple[str, Ori
     if len(suspects) != 1:
         return None
     operand = suspects[0]
+    needless = _needless_move(operand, search) if moved else None
+    if needless is not None:
+        assert isinstance(needless.func, ast.Attribute)
+        line = cut(call.file, needless.func.value, needless, call.statement)
+        place = search.place("instead of", needless.end_lineno or 0, call.file)
+        return short(ast.unparse(operand)), Origin("moved here", Fix(line, place))
     what = "moved here" if moved else "made by this call"
     line = insert(call.file, operand, search.move(0, call.line), call.statement)
     place = search.place("instead of", operand.end_lineno or 0, call.file)
@@ -176,6 +187,29 @@ def _is_unknown(node: ast.expr, call: Call) -> bool:
 
 def _is_call_of_python(node: ast.expr, call: Call) -> bool:
     return isinstance(node, ast.Call) and isinstance(lookup(node.func, call), FunctionType)
+
+
+def _needless_move(operand: ast.expr, search: Search) -> ast.Call | None:
+    """The call in an operand that moves a tensor away from the right device, and does no more."""
+    for one in ast.walk(operand):
+        if (
+            _moves_only(one)
+            and isinstance(one, ast.Call)
+            and isinstance(one.func, ast.Attribute)
+            and one.end_lineno == one.func.value.end_lineno
+        ):
+            value = lookup(one.func.value, search.calls[0])
+            if is_a(value, Tensor) and value.device == search.target:
+                return one
+    return None
+
+
+def _moves_only(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    if node.func.attr in ("cpu", "cuda"):
+        return True
+    return node.func.attr == "to" and len(node.args) + len(node.keywords) == 1
 
 
 def _moves(node: ast.expr) -> bool:

@@ -92,8 +92,12 @@ def devices_in(text: str, also: str = "") -> list[str]:
 
 def devices_said(text: str) -> list[torch.device]:
     """The devices in the sentence that torch has for a mismatch."""
-    match = re.search(r"same device.*?found (?:at least two devices, )?(.+?) and (.+?)!", text)
-    return [torch.device(one) for one in match.groups()] if match is not None else []
+    match = re.search(
+        r"same device.*?found (?:at least two devices, )?(.+?) and (.+?)!"
+        r"|same device.*? is on (\S+), different from other tensors on (\S+)",
+        text,
+    )
+    return [torch.device(one) for one in match.groups() if one] if match is not None else []
 
 
 def first_line(text: str) -> str:

@@ -5,7 +5,16 @@ import linecache
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Fix", "binding_of", "insert", "line_of", "stores_of", "without_head"]
+__all__ = [
+    "Fix",
+    "binding_of",
+    "cut",
+    "insert",
+    "insert_all",
+    "line_of",
+    "stores_of",
+    "without_head",
+]
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,44 @@ def add_keyword(filename: str, call: ast.Call, text: str, statement: ast.stmt | 
     if before.endswith(",") and line_of(filename, number).encode()[:column].rstrip().endswith(b","):
         joint = " "
     return _edit(filename, number, column, joint + text, statement)
+
+
+def insert_all(
+    filename: str, edits: list[tuple[ast.Call, str, bool]], statement: ast.stmt | None
+) -> str:
+    """The source line on which some calls end, with a text added to each.
+
+    Args:
+        filename: The file.
+        edits: The calls that end on the line; the text; whether it is a keyword argument, or
+            stands behind the call.
+        statement: The statement that the line belongs to.
+    """
+    number = edits[0][0].end_lineno or 0
+    inserts: list[tuple[int, str]] = []
+    for node, text, is_keyword in edits:
+        column = node.end_col_offset or 0
+        if is_keyword:
+            before = _segment(filename, node).rstrip()[:-1].rstrip()
+            joint = "" if before.endswith(("(", ",")) else ", "
+            inserts.append((column - 1, joint + text))
+        else:
+            inserts.append((column, text))
+    (last, text), *earlier = sorted(inserts, reverse=True)
+    line = _edit(filename, number, last, text, statement).encode()
+    dropped = _start(line_of(filename, number).encode(), edits[0][0], statement)
+    for column, text in earlier:
+        at = column - dropped
+        line = line[:at] + text.encode() + line[at:]
+    return line.decode()
+
+
+def cut(filename: str, kept: ast.expr, node: ast.expr, statement: ast.stmt | None) -> str:
+    """The source line of an expression, of which only the part in front is kept."""
+    line = _edit(filename, node.end_lineno or 0, node.end_col_offset or 0, "", statement).encode()
+    dropped = _start(line_of(filename, node.end_lineno or 0).encode(), node, statement)
+    start, end = (kept.end_col_offset or 0) - dropped, (node.end_col_offset or 0) - dropped
+    return (line[:start] + line[end:]).decode()
 
 
 def _edit(filename: str, number: int, column: int, text: str, statement: ast.stmt | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import reprlib
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar, overload
@@ -43,8 +44,8 @@ class _Guard:
         target: A function, a method, or a module (which is changed in place and returned; see
             `remove`). Leave it out to give options.
         device: The device that all must be on, in any form that `Device` takes.
-        move: Move the arguments to that device, or to that of the module, instead of refusing
-            them.
+        move: Move the arguments, and the defaults of those not given, to that device, or to that
+            of the module, instead of refusing them.
         allow: Names of arguments, or paths such as "batch['lengths']", that may be anywhere.
 
     Raises:
@@ -104,9 +105,18 @@ class _Guard:
 
         Args:
             module: The module, changed in place and returned.
+
+        Raises:
+            TypeError: `module` is no module.
         """
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"`module` must be a module, but is {reprlib.repr(module)}")
         return modules.remove(module)
 
+
+# What Python itself says of wrong arguments then names what the user has called.
+_Guard.__call__.__qualname__ = "guard"
+_Guard.remove.__qualname__ = "guard.remove"
 
 guard = _Guard()
 
@@ -114,6 +124,11 @@ guard = _Guard()
 def _guard(target: Any, options: Options) -> Any:
     if isinstance(target, staticmethod | classmethod):
         return type(target)(_guard(target.__func__, options))
+    if isinstance(target, torch.jit.ScriptModule):
+        raise TypeError(
+            f"`target` is a {type(target).__name__}, compiled by torch.jit: its `forward` is not "
+            "Python and cannot be guarded; guard the function that calls it"
+        )
     if isinstance(target, nn.Module):
         return modules.guard_module(target, options, _guard_function)
     if isinstance(target, type) or not callable(target):

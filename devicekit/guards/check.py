@@ -49,6 +49,7 @@ class Check:
         self.is_method = not owner and (
             self.names[:1] in (["self"], ["cls"]) or _is_forward(function)
         )
+        self.defaults = _defaults(function) if self.moves else {}
         self._device: torch.device | None = None
 
     def target(self) -> torch.device | None:
@@ -78,11 +79,18 @@ class Check:
 
     def raise_explained(self, error: Exception, args: tuple[Any, ...]) -> None:
         """Raise the error that names the culprit; return if the error is about something else."""
+        try:
+            text = self._explanation(error, args)
+        except Exception:  # nothing is lost: the caller raises the function's own error
+            return
+        if text is not None:
+            raise DeviceMismatchError(text) from error
+
+    def _explanation(self, error: Exception, args: tuple[Any, ...]) -> str | None:
         if isinstance(error, DeviceMismatchError) and "\n" in str(error):
-            return  # a guard further inside has said it
+            return None  # a guard further inside has said it
         report = report_of(error, self.where(args))
-        if report is not None:
-            raise DeviceMismatchError(str(report)) from error
+        return None if report is None else str(report)
 
     def where(self, args: tuple[Any, ...]) -> str:
         """The name of what is guarded, as its user knows it: `Net.forward`."""
@@ -177,9 +185,17 @@ class Check:
             for key, value in self._compared(args, kwargs)
             if not isinstance(value, nn.Module)
         }
-        moved = to_device(movable, device)
+        defaults = self.defaults_of(args, kwargs)
+        moved = to_device({**movable, **defaults}, device)
         new = [moved.get(position, value) for position, value in enumerate(args)]
-        return tuple(new), {name: moved.get(name, value) for name, value in kwargs.items()}
+        return tuple(new), {
+            name: moved.get(name, value) for name, value in {**defaults, **kwargs}.items()
+        }
+
+    def defaults_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The defaults with tensors that a call takes: of the arguments it does not give."""
+        given = {*self.names[: len(args)], *kwargs, *self.allow}
+        return {name: value for name, value in self.defaults.items() if name not in given}
 
     def _device_of_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -199,6 +215,22 @@ class Check:
 
 def _tensors_in(value: object) -> Iterable[Tensor]:
     return (tensor for _, tensor in find_tensors(value))
+
+
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """The defaults that bring tensors, of arguments that may be given by name."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin that does not tell its signature
+        return {}
+    return {
+        one.name: one.default
+        for one in parameters
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        and one.default is not one.empty
+        and not isinstance(one.default, nn.Module)
+        and any(True for _ in _tensors_in(one.default))
+    }
 
 
 def _is_forward(function: Callable[..., Any]) -> bool:

@@ -68,7 +68,14 @@ def _guarded_class(cls: type, options: Options, guarding: _Guarding) -> type:
             "__reduce_ex__": functools.partialmethod(_reduce, options, guarding),
             "forward": guarding(cls.forward, options),  # type: ignore[attr-defined]
         }
-        known[options] = type(cls)(cls.__name__, (cls,), members)
+        try:
+            known[options] = type(cls)(cls.__name__, (cls,), members)
+        except Exception as error:
+            raise TypeError(
+                f"`target` is a {cls.__name__}, a class that cannot be subclassed without more "
+                f"({type(error).__name__}: {error}), as guarding one module does; write @guard "
+                f"above `def forward` of {cls.__name__} instead"
+            ) from error
     return known[options]
 
 

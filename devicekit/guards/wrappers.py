@@ -134,6 +134,8 @@ def _wrap_function(check: Check) -> Callable[..., Any]:
             if check.moves:
                 args, kwargs = _moved_in_a_graph(check, args, kwargs)
             return function(*args, **kwargs)
+        if check.defaults and not args and not kwargs:
+            args, kwargs = check.enter(args, kwargs)
         device = None
         for value in (*args, *kwargs.values()) if kwargs else args:
             if type(value) is not Tensor or not is_simple:
@@ -173,7 +175,7 @@ def _moved_in_a_graph(
         name: value
         if isinstance(value, nn.Module) or name in check.allow
         else to_device(value, device)
-        for name, value in kwargs.items()
+        for name, value in {**check.defaults_of(args, kwargs), **kwargs}.items()
     }
     return tuple(moved), named
 
