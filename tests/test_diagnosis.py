@@ -1,9 +1,11 @@
 """explain: the frame of the error, the texts of torch, reading frames without running anything."""
 
 import ast
+import gc
 import linecache
 import re
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 import devicekit
 from devicekit import DeviceMismatchError, explain, guard
-from devicekit.diagnosis.frames import MISSING, Call, calls_of, lookup, member
+from devicekit.diagnosis.frames import MISSING, Call, calls_of, lookup, member, parse
 from devicekit.diagnosis.messages import devices_said, is_suspect, wants_host
 from devicekit.diagnosis.source import binding_of
 from devicekit.testing import Simulation
@@ -490,3 +492,34 @@ def test_the_devices_in_the_words_of_the_kernels() -> None:
         "other tensors on cpu (when checking argument in method wrapper_CUDA_mm)"
     )
     assert devices_said(text) == [torch.device("cuda:0"), torch.device("cpu")]
+
+
+def test_threads_parse_one_after_the_other(tmp_path: Path) -> None:
+    """Python 3.11 raises SystemError where a thread parses while another one does."""
+    path = tmp_path / "long.py"
+    path.write_text("def f(a, b):\n    return [a, (b, -a)]\n" * 300)
+    found: list[ast.Module | None] = []
+
+    def parse_often() -> None:
+        found.extend(parse(str(path)) for _ in range(4))
+
+    def switch(*_: object) -> None:
+        """Give the other threads a chance in the midst of the parser, whose memory is collected."""
+        for _ in range(20):
+            pass
+
+    threshold, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.callbacks.append(switch)
+    try:
+        gc.set_threshold(50)
+        sys.setswitchinterval(1e-6)
+        threads = [threading.Thread(target=parse_often) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        gc.set_threshold(*threshold)
+        sys.setswitchinterval(interval)
+        gc.callbacks.remove(switch)
+    assert [type(tree) for tree in found] == [ast.Module] * 16

@@ -585,6 +585,14 @@ def test_same_device_uses_the_text_of_the_call(simulated_accelerator: Simulation
     assert text.endswith('fix: nn.Linear(2, 2).to("sim:0")')
 
 
+def test_same_device_without_source_advises_no_name(simulated_accelerator: Simulation) -> None:
+    space = {"same_device": same_device, "x": torch.ones(2), "y": torch.ones(2, device="sim")}
+    with pytest.raises(DeviceMismatchError) as caught:
+        exec("same_device(x, y)", space)
+    assert "  cpu    objects[0]         float32[2]" in str(caught.value).splitlines()
+    assert "fix:" not in str(caught.value)
+
+
 def test_a_model_on_two_devices_is_explained_only(simulated_accelerator: Simulation) -> None:
     cpu_layer, sim_layer, x = nn.Linear(2, 2), nn.Linear(2, 2).to("sim"), torch.ones(1, 2)
     with pytest.raises(DeviceMismatchError) as caught:

@@ -27,11 +27,19 @@ _MANY_RIGHT = 3
 
 @dataclass
 class Argument:
-    """An argument, with all its tensors and their paths."""
+    """An argument, with all its tensors and their paths.
+
+    Attributes:
+        name: What it is called.
+        value: What it is.
+        tensors: Its tensors, with their paths.
+        is_typed: Whether the user can type the name, so that it may stand in a fix.
+    """
 
     name: str
     value: Any
     tensors: list[tuple[str, Tensor]]
+    is_typed: bool = True
 
     def off(self, target: torch.device) -> list[tuple[str, Tensor]]:
         """The tensors that are somewhere else than on a device."""
@@ -155,6 +163,7 @@ class _Caller:
         """Call an argument as the caller does: by its name there, or by the text of the call."""
         mention = self._mention(argument)
         text = mention.path if mention is not None else self._given(number)
+        argument.is_typed = text is not None
         if text is not None:
             old = argument.name
             argument.name = text
@@ -212,6 +221,8 @@ def _fixes(
     single: Argument | None = None
     fixes: list[Fix] = []
     for argument, origin in zip(off, origins, strict=True):
+        if not argument.is_typed and (origin is None or origin.fix is None):
+            continue
         if isinstance(argument.value, nn.Module):
             name = origin.name if origin is not None and origin.name else argument.name
             fix = origin.fix if origin is not None and origin.fix is not None else None
