@@ -18,7 +18,7 @@ def test_a_bug_is_red_on_the_simulation_and_green_on_the_cpu_and_explained(
             "*::test_pair?sim? PASSED*",
             "*::test_plain PASSED*",
             "tests run on: cpu 2, sim 3",
-            "not exercised: cuda, mps, xpu: torch * is not built for it",
+            "not exercised: cuda*: ?*",
         ]
     )
     # The explanation of the failure.
@@ -100,7 +100,7 @@ def test_names_have_one_form_and_an_index_selects_a_device(pytester: pytest.Pyte
     ("value", "message"),
     [
         ("cudo", "*--devicekit-devices: 'cudo' is not a device: *cuda*; auto and all are groups*"),
-        ("cuda", "*--devicekit-devices: 'cuda' cannot be used here (not_built): *CPU-only build*"),
+        ("cuda", "*--devicekit-devices: 'cuda' cannot be used here (*): ?*"),
         ("sim:2", "*--devicekit-devices: 'sim:2' is not a device: there are sim:0 and sim:1"),
         (",", "*--devicekit-devices: no device is named in ','*"),
     ],
@@ -114,9 +114,9 @@ def test_a_bad_name_stops_the_run(suite: pytest.Pytester, value: str, message: s
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("cuda", "'cuda' is missing: *CPU-only build*"),
-        ("cpu,cuda:2", "'cuda:2' is missing: *CPU-only build*"),
-        ("gpu", "'gpu' is missing: *CPU-only build*"),
+        ("cuda", "'cuda' is missing: ?*"),
+        ("cpu,cuda:2", "'cuda:2' is missing: ?*"),
+        ("gpu", "'gpu' is missing: ?*"),
         ("sim:3", "'sim:3' is missing: 3 needed, 2 found"),
         ("cudo", "'cudo' is not TYPE or TYPE:COUNT; known types: cuda, *"),
         ("cuda:0", "'cuda:0' is not TYPE or TYPE:COUNT; *"),
