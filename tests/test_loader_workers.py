@@ -95,6 +95,8 @@ def until_error(loader):
 def said():
     with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")
+        # Python 3.12 and newer say so of every fork where a thread runs, as one does under xdist.
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         yield messages
 
 
