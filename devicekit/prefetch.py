@@ -28,6 +28,7 @@ from devicekit.errors import DeviceUnavailableError
 from devicekit.move import to_device
 from devicekit.packing import Packed, unpack
 from devicekit.pin import is_dense_host_memory, pin_where_possible
+from devicekit.probe import probe
 from devicekit.tree import map_tensors
 
 __all__ = ["Prefetcher", "StreamBackend", "prefetch_to_device", "run_schedule"]
@@ -192,13 +193,17 @@ class TorchBackend:
     def consumer(self) -> Any:
         try:
             return self._module.current_stream(self.device)
-        except AssertionError as error:  # a torch without CUDA, whose side stream was simulated
+        except (AssertionError, RuntimeError) as error:
+            found = probe(self.device.type)
+            if found.reason is None:
+                raise
+            # The device was there when the iteration began: it was a simulated one.
             raise DeviceUnavailableError(
                 f"{str(self.device)!r} is gone ({error}): the simulation that it belongs to ended "
                 "while batches were on their way to it. Finish or close the iteration inside the "
                 "`with simulate(...)` block",
                 requested=str(self.device),
-                reason="not_built",
+                reason=found.reason,
             ) from error
 
     def allocate(self, batch: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
