@@ -3,11 +3,14 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import early_names
 import pytest
 import torch
 import torch.nn.functional as F
 from comparing import close, on, refused
 from torch import nn
+
+from devicekit.testing import simulate
 
 pytestmark = pytest.mark.usefixtures("simulated_accelerator")
 
@@ -264,6 +267,36 @@ def test_subclass():
     y = there(3).as_subclass(Marked) + 1
     assert type(y) is Marked
     on(DEVICE, y)
+
+
+told = []
+
+
+class Told(torch.Tensor):
+    """A subclass that does something of its own for some functions, as torchvision's do."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        told.append(function)
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+ARGUMENTS = {"new_tensor": ([1.0],), "new_zeros": (2,)}
+
+
+@pytest.mark.parametrize("name", early_names.METHODS)
+@pytest.mark.parametrize("under", ["sim", "cuda"])
+def test_a_subclass_is_told_of_torchs_own_methods(name, under, simulated_accelerator):
+    with simulate(under):
+        x = torch.ones(2).as_subclass(Told)
+        told.clear()
+        arguments = (f"{under}:1",) if name == "to" else ARGUMENTS.get(name, ())
+        result = getattr(x, name)(*arguments)
+        if name == "to":
+            assert type(result) is Told
+            on(f"{under}:1", result)
+
+    assert early_names.METHODS[name] in told
 
 
 def test_save_on_cpu():

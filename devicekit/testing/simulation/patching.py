@@ -1,10 +1,13 @@
 """Attributes that are replaced for a while, and put back."""
 
+import functools
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import MethodDescriptorType, ModuleType
 from typing import Any
 
-__all__ = ["Patches"]
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+__all__ = ["Patches", "method_of_torch"]
 
 _ABSENT = object()
 
@@ -70,6 +73,26 @@ class Patches:
                 del table[key]
             else:
                 table[key] = before
+
+
+@functools.cache
+def method_of_torch(method: Any) -> Callable[..., Any]:
+    """Return what calls a method of Tensor as if nothing stood in its place.
+
+    A subclass compares the function that its `__torch_function__` is told of with torch's own, as
+    torchvision's do with `Tensor.to`. C++ looks that function up by its name, and would find the
+    replacement.
+    """
+    if not isinstance(method, MethodDescriptorType):
+        return method  # type: ignore[no-any-return]
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if has_torch_function_unary(self):
+            return handle_torch_function(method, (self,), self, *args, **kwargs)
+        return method(self, *args, **kwargs)
+
+    return call
 
 
 def _inherited(cls: type, name: str) -> Any:
