@@ -273,6 +273,13 @@ def test_describe_a_jagged_tensor() -> None:
     assert describe(nested).startswith("float32[")
 
 
+def tagged(**attributes: Any) -> Tensor:
+    """A tensor with attributes, as a bounding box has the size of its image."""
+    x = t()
+    vars(x).update(attributes)
+    return x
+
+
 @pytest.mark.parametrize(
     ("a", "b"),
     [
@@ -284,6 +291,9 @@ def test_describe_a_jagged_tensor() -> None:
         ({t(), t(2)}, {t(), t(3)}),
         (Record(1), Record(2)),
         ([t()], [t().requires_grad_()]),
+        ([tagged(size=(2, 3))], [tagged(size=(3, 2))]),
+        ([tagged(scale=t(1))], [tagged(scale=t(2))]),
+        ([tagged(size=None)], [tagged()]),
     ],
 )
 def test_assert_same_sees_differences(a: Any, b: Any) -> None:

@@ -75,6 +75,11 @@ def assert_same(actual: object, expected: object) -> None:
         if container is None:
             if not _is_equal(a, b):
                 raise AssertionError(f"at {path}: {a!r} is not {b!r}")
+            if isinstance(a, Tensor):
+                mine, yours = vars(a), vars(b)
+                if mine.keys() != yours.keys():
+                    raise AssertionError(f"at {path}: attributes {[*mine]} are not {[*yours]}")
+                stack += [(f"{path}.{name}", mine[name], yours[name]) for name in mine]
             continue
         children_a, children_b = container.children(a), container.children(b)
         if isinstance(a, set | frozenset):  # in no order
