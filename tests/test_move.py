@@ -182,6 +182,35 @@ def test_one_tensor_twice_in_one_container(make: Callable[[Any], Any]) -> None:
     assert moved[0] is moved[1]
 
 
+@pytest.mark.parametrize("make", [list, tuple, lambda x: dict(enumerate(x))])
+@pytest.mark.parametrize(
+    "arrange",
+    [
+        lambda a, b: [a, b],
+        lambda a, b: [a, a, b],
+        lambda a, b: [a, [b], a],
+        lambda a, b: [a, [a], b],
+        lambda a, b: [[a], a, b],
+        lambda a, b: [a, [b], b],
+        lambda a, b: [a, [[b], a], b],
+    ],
+)
+def test_one_tensor_twice_wherever_a_container_begins(
+    make: Callable[[Any], Any], arrange: Callable[[Tensor, Tensor], list[Any]]
+) -> None:
+    """The outermost container needs no memo until another one is met in it."""
+    there = torch.ones(2, device="meta")
+    data = make([there, 1, *arrange(t(), t()), 1, there, "x"])
+
+    moved = to_device(data, "meta")
+
+    pairs = list(zip(find_tensors(data), find_tensors(moved), strict=True))
+    became = {id(x): y for (_, x), (_, y) in pairs}
+    assert all(became[id(x)] is y and y.is_meta for (_, x), (_, y) in pairs)
+    assert len({id(y) for y in became.values()}) == 3
+    assert became[id(there)] is there
+
+
 @pytest.mark.parametrize("leaf", [t(), 1], ids=["tensor", "int"])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize(

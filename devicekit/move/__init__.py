@@ -106,18 +106,19 @@ def to_device(
         >>> to_device(batch, "cpu") is batch
         True
     """
-    if is_dynamo_compiling() and not strict and not skip:
-        return cast(T, move_traced(data, device, dtype))
-    if non_blocking == "auto" and dtype is None and not strict and skip is not None and not skip:
-        memo: dict[int, Any] = {}
-        try:
-            result: T = movers[device][type(data)](data, memo)
-            return result
-        except Unsuited:
-            pass
-        except Exception:  # torch's own, or too deep for recursion: the walker meets it again, and
-            pass  # says where, or goes on without recursion
-    else:
-        memo = {}
+    memo = None
+    if not strict and skip is not None and not skip:
+        if is_dynamo_compiling():
+            return cast(T, move_traced(data, device, dtype))
+        if dtype is None and non_blocking == "auto":
+            try:
+                result: T = movers[device][type(data)](data, None)
+                return result
+            except Unsuited as unsuited:
+                memo = unsuited.memo  # what has been moved is not moved again
+            except (
+                Exception
+            ):  # torch's own, or too deep for recursion: the walker meets it again, and
+                pass  # says where, or goes on without recursion
     target = Device(device, fallback=None).torch
     return Transfer(target, dtype, non_blocking, strict, skip, memo).run(data)

@@ -8,11 +8,14 @@ What makes it quick: a table from type to function instead of questions about th
 handled in the loop of their container, without a call; `.to` with positional arguments, which costs
 a fifth less than with keywords; a look at the device instead of a call of `.to` as long as nothing
 moved; a container is only copied when something in it moved.
+
+The memo holds what each tensor became, by `id`, so that one that is there twice stays one. It is
+None in the outermost container as long as nothing in it is there twice: a flat batch needs none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,19 +28,28 @@ from devicekit.tree.containers import ATOMS, container_of, forget_on_register
 __all__ = ["Unsuited", "movers"]
 
 Memo = dict[int, Any]
-Move = Callable[[Any, Memo], Any]
+Move = Callable[[Any, Memo | None], Any]
 
 
 class Unsuited(Exception):
     """The structure has something in it that only the walker can move."""
 
+    def __init__(self, memo: Memo | None = None) -> None:
+        super().__init__()
+        self.memo = memo
 
-def _keep(x: Any, memo: Memo) -> Any:
+
+def _keep(x: Any, memo: Memo | None) -> Any:
     return x
 
 
-def _give_up(x: Any, memo: Memo) -> Any:
-    raise Unsuited
+def _give_up(x: Any, memo: Memo | None) -> Any:
+    raise Unsuited(memo)
+
+
+def _moved_so_far(old: Iterable[Any], new: Iterable[Any]) -> Memo:
+    """What the parts of a container became, of which none is there twice."""
+    return {id(x): moved for x, moved in zip(old, new, strict=True) if moved is not x}
 
 
 class _ByType(dict[type, Move]):
@@ -75,36 +87,40 @@ def _confirm_on_cpu() -> _ByType:
     """
     keep = _keep
 
-    def confirm_tensor(x: Tensor, memo: Memo) -> Tensor:
+    def confirm_tensor(x: Tensor, memo: Memo | None) -> Tensor:
         if not x.is_cpu:
             raise Unsuited
         return x
 
-    def confirm_dict(x: dict[Any, Any], memo: Memo) -> dict[Any, Any]:
+    def confirm_dict(x: dict[Any, Any], memo: Memo | None) -> dict[Any, Any]:
         for value in x.values():
             if type(value) is Tensor:
                 if not value.is_cpu:
                     raise Unsuited
             else:
                 confirm = by_type[type(value)]
-                if confirm is not keep and id(value) not in memo:
-                    confirm(value, memo)
-                    memo[id(value)] = value
+                if confirm is not keep:
+                    memo = {} if memo is None else memo
+                    if id(value) not in memo:
+                        confirm(value, memo)
+                        memo[id(value)] = value
         return x
 
-    def confirm_items(x: Any, memo: Memo) -> Any:
+    def confirm_items(x: Any, memo: Memo | None) -> Any:
         for value in x:
             if type(value) is Tensor:
                 if not value.is_cpu:
                     raise Unsuited
             else:
                 confirm = by_type[type(value)]
-                if confirm is not keep and id(value) not in memo:
-                    confirm(value, memo)
-                    memo[id(value)] = value
+                if confirm is not keep:
+                    memo = {} if memo is None else memo
+                    if id(value) not in memo:
+                        confirm(value, memo)
+                        memo[id(value)] = value
         return x
 
-    def confirm_record(x: Any, memo: Memo) -> Any:
+    def confirm_record(x: Any, memo: Memo | None) -> Any:
         confirm_dict(x.__dict__, memo)
         return x
 
@@ -130,12 +146,12 @@ def _move_to(device: torch.device) -> _ByType:
     keep, new_tuple = _keep, tuple.__new__
     new_object, set_attribute = object.__new__, object.__setattr__
 
-    def move_tensor(x: Tensor, memo: Memo) -> Tensor:
+    def move_tensor(x: Tensor, memo: Memo | None) -> Tensor:
         if not x.is_cpu and x.device == device:
             return x
         return x.to(device, None, asynchronous and (from_any_memory or x.is_pinned()))
 
-    def move_dict(x: dict[Any, Any], memo: Memo) -> dict[Any, Any]:
+    def move_dict(x: dict[Any, Any], memo: Memo | None) -> dict[Any, Any]:
         moved = x
         for key, value in x.items():
             if type(value) is Tensor:
@@ -143,27 +159,32 @@ def _move_to(device: torch.device) -> _ByType:
                     if not value.is_cpu and value.device == device:
                         continue
                     moved = x.copy()
-                address = id(value)
-                if address in memo:
-                    raise Unsuited  # the walker sees whether only this or a container is shared
-                moved[key] = memo[address] = value.to(
+                    if memo is None and len({*map(id, x.values())}) < len(x):
+                        memo = {}
+                if memo is not None and (address := id(value)) in memo:
+                    raise Unsuited(memo)  # the walker sees what else is shared
+                moved[key] = new = value.to(
                     device, None, asynchronous and (from_any_memory or value.is_pinned())
                 )
+                if memo is not None:
+                    memo[address] = new
             else:
                 move = by_type[type(value)]
                 if move is not keep:
+                    if memo is None:
+                        memo = _moved_so_far(x.values(), moved.values())
                     new = move(value, memo)
                     if new is not value:
                         if moved is x:
                             moved = x.copy()
                         moved[key] = new
                     elif id(value) in memo:
-                        raise Unsuited  # shared parts in shared parts would take exponential time
+                        raise Unsuited(memo)  # shared in shared would take exponential time
                     else:
                         memo[id(value)] = value
         return moved
 
-    def move_list(x: list[Any], memo: Memo) -> list[Any]:
+    def move_list(x: list[Any], memo: Memo | None) -> list[Any]:
         moved = x
         for i, value in enumerate(x):
             if type(value) is Tensor:
@@ -171,35 +192,40 @@ def _move_to(device: torch.device) -> _ByType:
                     if not value.is_cpu and value.device == device:
                         continue
                     moved = [*x]
-                address = id(value)
-                if address in memo:
-                    raise Unsuited
-                moved[i] = memo[address] = value.to(
+                    if memo is None and len({*map(id, x)}) < len(x):
+                        memo = {}
+                if memo is not None and (address := id(value)) in memo:
+                    raise Unsuited(memo)
+                moved[i] = new = value.to(
                     device, None, asynchronous and (from_any_memory or value.is_pinned())
                 )
+                if memo is not None:
+                    memo[address] = new
             else:
                 move = by_type[type(value)]
                 if move is not keep:
+                    if memo is None:
+                        memo = _moved_so_far(x, moved)
                     new = move(value, memo)
                     if new is not value:
                         if moved is x:
                             moved = [*x]
                         moved[i] = new
                     elif id(value) in memo:
-                        raise Unsuited
+                        raise Unsuited(memo)
                     else:
                         memo[id(value)] = value
         return moved
 
-    def move_tuple(x: Any, memo: Memo) -> Any:
+    def move_tuple(x: Any, memo: Memo | None) -> Any:
         moved = move_list(x, memo)
         return x if moved is x else tuple(moved)
 
-    def move_namedtuple(x: Any, memo: Memo) -> Any:
+    def move_namedtuple(x: Any, memo: Memo | None) -> Any:
         moved = move_list(x, memo)
         return x if moved is x else new_tuple(type(x), moved)
 
-    def move_record(x: Any, memo: Memo) -> Any:
+    def move_record(x: Any, memo: Memo | None) -> Any:
         attributes = x.__dict__
         moved = move_dict(attributes, memo)
         if moved is attributes:
