@@ -480,10 +480,20 @@ def test_jagged_nested_tensor() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz.*")
-def test_quantized_tensor_stays_when_it_is_there() -> None:
-    quantized = torch.quantize_per_tensor(torch.ones(2), 0.5, 1, torch.qint8)
-
-    assert to_device([quantized], "cpu")[0] is quantized
+def test_quantized_tensor() -> None:
+    """It stays where it is at home; a device that has none refuses it, and the note says which."""
+    by_tensor = torch.quantize_per_tensor(torch.ones(2), 0.5, 1, torch.qint8)
+    by_channel = torch.quantize_per_channel(
+        torch.ones(2, 2), torch.full((2,), 0.5), torch.zeros(2), 0, torch.quint8
+    )
+    for quantized in (by_tensor, by_channel):
+        data = {"x": t(), "weights": [quantized]}
+        assert to_device(data, "cpu", dtype=torch.float16)["weights"][0] is quantized
+        with pytest.raises(NotImplementedError) as caught:
+            to_device(data, "meta")
+        assert "data['weights'][0]" in "".join(caught.value.__notes__)
+        assert data["x"].device.type == "cpu"
+        assert data["weights"][0] is quantized
 
 
 def test_cached_property_is_computed_anew(target: torch.device) -> None:
