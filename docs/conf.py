@@ -3,7 +3,7 @@
 import devicekit
 
 project = "devicekit"
-author = "the devicekit authors"
+author = project_copyright = "the devicekit authors"
 release = version = devicekit.__version__
 extensions = [
     "myst_parser",
@@ -13,6 +13,12 @@ extensions = [
 exclude_patterns = ["_build", "examples"]
 html_theme = "furo"
 html_title = "devicekit"
+html_static_path = ["_static"]
+html_css_files = ["phone.css"]
+pygments_dark_style = "a11y-high-contrast-dark"  # the default underlines names like links
+smartquotes_action = "D"  # dashes alone: a quoted error must be found by who searches for it
+default_role = "code"  # a name in backticks in a docstring
+napoleon_use_ivar = True  # attributes as a list, not as an entry each
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 autodoc_typehints = "signature"
