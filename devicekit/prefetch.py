@@ -207,9 +207,6 @@ class TorchBackend:
             ) from error
 
     def allocate(self, batch: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
-        if type(batch) is Packed:
-            (buffer, rest), plan = self.allocate((batch.buffer, batch.rest))
-            return Packed(buffer, rest, batch.segments), plan
         pairs: list[tuple[Tensor, Tensor]] = []
 
         def place(tensor: Tensor) -> Tensor:
@@ -220,7 +217,10 @@ class TorchBackend:
             pairs.append((target, source))
             return target
 
-        return map_tensors(batch, place, other=self._move, name="batch"), pairs
+        def placed(data: Any) -> Any:
+            return map_tensors(data, place, other=self._move, name="batch")
+
+        return batch.mapped(placed) if type(batch) is Packed else placed(batch), pairs
 
     def _move(self, value: object) -> object:
         return to_device(value, self.device)

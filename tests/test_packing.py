@@ -98,12 +98,13 @@ DTYPES = sorted(
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+@pytest.mark.parametrize("size", [16, 32], ids=["equal shapes", "mixed shapes"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype(dtype):
+def test_every_dtype(dtype, size):
     raw = torch.arange(32, dtype=torch.uint8)
     if dtype == torch.bool:
         raw = raw % 2
-    tensors = [raw[:16].view(dtype), raw.view(dtype)]
+    tensors = [raw[:16].view(dtype), raw[-size:].view(dtype)]
     result = unpack(pack([torch.ones(1), *tensors]))
     for found, expected in zip(result[1:], tensors, strict=True):
         assert found.dtype == dtype
@@ -142,7 +143,7 @@ def test_layout_is_kept_as_tensor_to_keeps_it(tensor):
 
 def test_conjugate_and_negative_views():
     z = torch.randn(3, dtype=torch.complex64)
-    data = [z.conj(), z.conj().imag, torch.ones(1)]
+    data = [z, z.conj(), z.conj().imag, torch.ones(1)]
     assert_equal(unpack(pack(data)), data)
 
 
@@ -236,6 +237,20 @@ def test_moves_with_its_structure():
     assert result["x"].shape == (2,)
 
 
+def test_all_else_in_it_moves_too():
+    packed = pack([torch.ones(2), torch.nn.Linear(1, 1)])
+    assert unpack(packed.to("meta"))[1].weight.is_meta
+
+
+def test_where_all_is_in_the_buffer_only_the_buffer_is_moved():
+    """A walk over the structure would take longer than moving the buffer."""
+    given = []
+    packed = pack([torch.ones(2), {"n": 3}])
+    packed.mapped(lambda data: given.append(data) or data)
+    assert len(given) == 1
+    assert given[0] is packed.buffer
+
+
 def test_movers_take_it_anywhere(simulated_accelerator):
     device = simulated_accelerator.devices[1]
     batch = [pack({"x": torch.ones(2), "n": 3}), torch.zeros(1)]
@@ -292,6 +307,8 @@ def test_when_packing_pays():
     assert pays(1000, 1000 * 16)
     assert not pays(2, 32)
     assert not pays(100, 100 * LARGE)
+    assert pays(2, 2 * LARGE, from_worker=True)
+    assert not pays(1, 16, from_worker=True)
 
 
 leaves = st.one_of(

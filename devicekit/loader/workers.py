@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from devicekit import compat
-from devicekit.packing import LARGE, pack, pays
+from devicekit.packing import LARGE, pays, put_together, take_apart
 from devicekit.pin import pin_where_possible
 from devicekit.tree import find_tensors, map_tensors
 
@@ -126,11 +126,11 @@ class Collate:
             if found is None:
                 raise
             return found
-        tensors = _tensors(batch)
-        if any(map(on_accelerator, tensors)):
+        parts = take_apart(batch)
+        if any(map(on_accelerator, parts.others)):
             return found_in_samples(each) or _found_in(batch, "batch")
-        if self._is_worth_packing(tensors):
-            batch = pack(batch)
+        if self._is_worth_packing(parts.small):
+            batch = put_together(parts)
         return Parcel(batch) if self.pin else batch
 
     def _in_main_process(self, samples: Any) -> Any:
@@ -138,17 +138,17 @@ class Collate:
             each = samples if self.batched else [samples]
             self.look, self.seen = False, found_in_samples(each)
         batch = self.collate_fn(samples)
-        if self.pack and self._is_worth_packing(_tensors(batch)):
-            batch = pack(batch)
+        if self.pack:
+            parts = take_apart(batch)
+            if self._is_worth_packing(parts.small):
+                batch = put_together(parts)
         return pin_where_possible(batch) if self.pin else batch
 
-    def _is_worth_packing(self, tensors: list[Tensor]) -> bool:
+    def _is_worth_packing(self, small: list[Tensor]) -> bool:
         if self.pack != "auto":
             return bool(self.pack)
-        small = [tensor for tensor in tensors if tensor.is_cpu and tensor.nbytes < LARGE]
-        if self.where == "main":
-            return pays(len(small), sum(tensor.nbytes for tensor in small))
-        return len(small) > 1  # each costs a file in shared memory and a descriptor
+        nbytes = sum(tensor.nbytes for tensor in small)
+        return pays(len(small), nbytes, from_worker=self.where == "worker")
 
 
 def _tensors(batch: object) -> list[Tensor]:
