@@ -21,10 +21,10 @@ import signal
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
+from common import RESULTS, write
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
@@ -87,20 +87,25 @@ def main() -> None:
         if not listed or (options.words and not any(word in name for word in options.words)):
             continue
         results[name] = run(lambda info=info: check(info, f"{options.device}:0"))
-    report(results)
+    print(report(results))
     if not options.words:
-        path = Path(__file__).parent / "results" / f"opinfo-{options.device}.json"
-        summary = {"torch": torch.__version__, "device": options.device, "operators": results}
-        path.write_text(json.dumps(summary, indent=1) + "\n")
+        name = f"opinfo-{options.device}"
+        write(name, {"device": options.device, "operators": results})
+        (RESULTS / f"{name}.md").write_text(report(results))
 
 
-def report(results: dict[str, Any]) -> None:
+def report(results: dict[str, Any]) -> str:
+    """The counts as Markdown, and each operator that was not right."""
     values = Counter(r["values"].split(":")[0] for r in results.values())
     mixed = Counter(m["result"].split(":")[0] for r in results.values() for m in r["mixed"])
-    print(f"{len(results)} operators: {dict(values)}; one tensor on the CPU: {dict(mixed)}")
+    lines = [f"| of {len(results)} operators, values and gradients | |", "|---|---|"]
+    lines += [f"| {outcome} | {count} |" for outcome, count in values.most_common()]
+    lines += [f"| of {mixed.total()} calls with one tensor left on the CPU | |"]
+    lines += [f"| {outcome} | {count} |" for outcome, count in mixed.most_common()]
     for name, result in results.items():
         if not result["values"].startswith(("equal", "no sample")):
-            print(f"  {name}: {result['values']}")
+            lines.append(f"| `{name}` | {result['values'].replace('|', '/')} |")
+    return "\n".join(lines) + "\n"
 
 
 # ------------------------------------------------------------------ one operator
@@ -112,8 +117,9 @@ def check(info: Any, device: str) -> dict[str, Any]:
         samples = list(info.sample_inputs("cpu", torch.float32, requires_grad=differentiable))[:4]
     except Exception as error:  # a sample that the CPU cannot make says nothing about the device
         return {"values": f"no sample: {error}"[:120], "mixed": []}
-    found = {"values": "equal", "mixed": list(mixed(info, samples, device))}
+    found: dict[str, Any] = {"values": "equal", "mixed": []}
     try:
+        found["mixed"] += mixed(info, samples, device)
         for sample in samples:
             compare(info, sample, device)
     except Exception as error:  # whatever it is, it is the result

@@ -20,7 +20,14 @@ from tqdm import tqdm
 
 from devicekit import guard, to_device
 
-SCRIPTS = ("to_device.py", "guard.py", "loading.py", "simulate.py", "opinfo.py")
+SCRIPTS = (
+    "containers.py",
+    "to_device.py",
+    "guard.py",
+    "loading.py",
+    "simulate.py",
+    "opinfo.py",
+)
 HERE = Path(__file__).parent
 SLACK = 1.3
 NOISY = 2.0

@@ -5,19 +5,17 @@
 
 Each pair is measured alternately: a few steps on the CPU, a few on the device, many times over; the
 figure is the median of the ratios. Times are CPU time of the one thread, which a busy machine
-distorts less than the clock on the wall. The last column is the CPU's step while the simulation is
-active, over the same step without it, measured the same way.
+distorts less than the clock on the wall. The last columns are the CPU's step while the simulation
+is active, under its own name and under CUDA's, over the same step without it, measured likewise.
 """
 
-import json
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from common import RESULTS, write
 from torch import nn
 
 from devicekit.testing import simulate
@@ -132,30 +130,67 @@ def measure(name: str) -> dict[str, dict[str, float]]:
         seconds(sim, 3)
         device = paired(lambda: seconds(cpu, repeat), lambda: seconds(sim, repeat), rounds)
 
-    def active() -> float:
-        with simulate():
-            return seconds(cpu, repeat)
+    return {
+        "device": device,
+        "cpu beside sim": paired(lambda: seconds(cpu, repeat), beside("sim", cpu, repeat), rounds),
+        "cpu beside cuda": paired(
+            lambda: seconds(cpu, repeat), beside("cuda", cpu, repeat), rounds
+        ),
+    }
 
-    return {"device": device, "cpu": paired(lambda: seconds(cpu, repeat), active, rounds)}
+
+def beside(name: str, step: Step, repeat: int) -> Callable[[], float]:
+    """What times a step on the CPU while a simulation of this name is active."""
+
+    def active() -> float:
+        with simulate(name):
+            return seconds(step, repeat)
+
+    return active
+
+
+def table(results: dict[str, dict[str, dict[str, float]]]) -> str:
+    """The figures as Markdown."""
+    lines = [
+        "| model | step on the CPU | on the simulation | ratio | goal | "
+        f"CPU beside `sim` | CPU beside `cuda` (goal {CPU_LIMIT}) |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, result in results.items():
+        device = result["device"]
+        lines.append(
+            f"| {name} | {device['cpu_us']:.0f} us | {device['other_us']:.0f} us | "
+            f"{device['ratio']:.2f} | {LIMITS[name]} | {result['cpu beside sim']['ratio']:.3f} | "
+            f"{result['cpu beside cuda']['ratio']:.3f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def plot(results: dict[str, dict[str, dict[str, float]]]) -> None:
+    """Bars of the step on the simulation over the step on the CPU."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 2.6), layout="constrained")
+    axes = figure.subplots()
+    axes.barh(list(results), [result["device"]["ratio"] for result in results.values()])
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.invert_yaxis()
+    axes.set_xlabel("training step on the simulation, times the same step on the CPU")
+    figure.savefig(RESULTS / "simulate.svg")
 
 
 def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     results = {}
-    print(f"{'model':12} {'CPU us':>9} {'sim us':>9} {'ratio':>6} {'limit':>6}   CPU while active")
     for name in names or MODELS:
-        result = results[name] = measure(name)
-        device = result["device"]
-        print(
-            f"{name:12} {device['cpu_us']:9.0f} {device['other_us']:9.0f} {device['ratio']:6.2f} "
-            f"{LIMITS[name]:6}   {result['cpu']['ratio']:.3f} (limit {CPU_LIMIT})",
-            flush=True,
-        )
+        results[name] = measure(name)
+        print(name, {what: found["ratio"] for what, found in results[name].items()}, flush=True)
+    print(table(results))
     if names:
         return
-    where = {"torch": torch.__version__, "python": platform.python_version(), "threads": 1}
-    path = Path(__file__).parent / "results" / "simulate.json"
-    path.write_text(json.dumps({"where": where, "models": results}, indent=1) + "\n")
+    write("simulate", {"models": results})
+    (RESULTS / "simulate.md").write_text(table(results))
+    plot(results)
 
 
 if __name__ == "__main__":
