@@ -13,7 +13,7 @@ PEERS = {
     "torchmetrics": ("torchmetrics",),
     "torchdata": ("torchdata",),
 }
-PROGRAMS = ["torchrun", "Hydra"]  # test_interop_launch.py starts these
+ELSEWHERE = ["torchvision", "torchrun", "Hydra"]  # test_torchvision.py, test_interop_launch.py
 LIMITS = [("Lightning", "sim")]  # it does not know the name, and takes the CPU
 
 pytestmark = [
@@ -30,7 +30,7 @@ pytestmark = [
 
 
 def test_no_section_is_forgotten():
-    assert sections_with_peers() == [*PEERS, *PROGRAMS]
+    assert sections_with_peers() == [*PEERS, *ELSEWHERE]
 
 
 @pytest.mark.parametrize("heading", PEERS)
