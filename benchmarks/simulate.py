@@ -160,7 +160,7 @@ def table(results: dict[str, dict[str, dict[str, float]]]) -> str:
     for name, result in results.items():
         device = result["device"]
         lines.append(
-            f"| {name} | {device['cpu_us']:.0f} us | {device['other_us']:.0f} us | "
+            f"| {name} | {device['cpu_us']:.0f} µs | {device['other_us']:.0f} µs | "
             f"{device['ratio']:.2f} | {LIMITS[name]} | {result['cpu beside sim']['ratio']:.3f} | "
             f"{result['cpu beside cuda']['ratio']:.3f} |"
         )
