@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from devicekit.prefetch import prefetch_to_device as prefetch_to_device
     from devicekit.tree import find_tensors as find_tensors
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _HOME = {
     "DataLoader": "loader",
