@@ -6,7 +6,9 @@ per tensor as long as the tensors are small. `pack` puts the small ones into one
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import torch
@@ -23,6 +25,14 @@ T = TypeVar("T")
 
 LARGE = 128 * 1024
 """Tensors of this many bytes or more are not packed: what they cost is copying, not handling."""
+
+_IN_PIPE = 256 * 1024  # bytes
+"""A buffer of up to this size goes to another process with the structure, through the pipe.
+
+Larger ones go as a file in shared memory, as all tensors of PyTorch do: their descriptor is sent
+when the receiver asks for it, by a thread that has to wait for the one which makes the next batch.
+The pipe is clearly quicker up to this size and about as quick up to 2 MB, but copies more often.
+"""
 
 _ALIGNMENT = 64  # bytes: enough for every dtype and for the vector units of every processor
 
@@ -142,7 +152,8 @@ def pack(data: T) -> Packed[T]:
     Packed are dense CPU tensors below `LARGE` bytes. All else stays as it is: large tensors, which
     gain nothing and would have to be copied; tensors that require grad, whose history a copy would
     cut; sparse, nested and quantized ones, subclasses, those on other devices. In a worker of a
-    DataLoader the buffer is made in shared memory, so that it is not copied again on its way.
+    DataLoader a large buffer is made in shared memory, so that it is not copied again on its way;
+    a small one goes through the pipe.
 
     Args:
         data: Tensors in any structure that `to_device` knows.
@@ -196,7 +207,7 @@ def put_together(parts: Parts) -> Packed[Any]:
         plans.append(plan)
         end = start + plan[0].size
 
-    if get_worker_info() is not None:
+    if end > _IN_PIPE and get_worker_info() is not None:
         buffer = compat.shared_memory(end)
     else:
         buffer = torch.empty(end, dtype=torch.uint8, device="cpu")
@@ -240,8 +251,8 @@ def unpack(packed: Packed[T]) -> T:
 def pays(count: int, nbytes: int, *, from_worker: bool = False) -> bool:
     """Whether `count` small tensors of together `nbytes` arrive sooner when packed.
 
-    From a worker process, two do: each that is not packed takes a file in shared memory, a
-    descriptor that is sent and a mapping, in all some 300 us, and a buffer takes the same once.
+    From a worker process, one does: sent by itself it takes a file in shared memory, a descriptor
+    that is sent and a mapping, which is far more than copying it.
 
     To an accelerator, derived and not measured on a GPU: one by one, each costs a call of the
     driver of 3.5 us (H100, https://github.com/meta-pytorch/torchcomms/issues/2195) and one of torch
@@ -249,7 +260,7 @@ def pays(count: int, nbytes: int, *, from_worker: bool = False) -> bool:
     the host, at about 10 GB/s. So it gains some 3 us per tensor less 1 us per 10 KB.
     """
     if from_worker:
-        return count >= 2
+        return count >= 1
     return count >= 8 and nbytes <= count * 32 * 1024
 
 
@@ -291,6 +302,25 @@ def _fill(target: Tensor, segment: _Segment, members: list[Tensor]) -> None:
         torch.cat(members, out=target)
     else:  # takes a fifth of the time of `cat`, which needs a flat view of each
         torch.stack(members, out=target.view(len(members), *segment.shape))
+
+
+def _reduce_for_process(packed: Packed[Any]) -> tuple[Any, ...]:
+    buffer = packed.buffer
+    make, (_, *others) = packed.__reduce__()
+    is_shared = buffer.is_shared()  # type: ignore[no-untyped-call]
+    if is_shared or not buffer.is_cpu or buffer.nbytes > _IN_PIPE:
+        return make, (buffer, *others)
+    return _received, (ctypes.string_at(buffer.data_ptr(), buffer.nbytes), *others)
+
+
+def _received(data: bytes, *others: Any) -> Packed[Any]:
+    buffer = torch.empty(len(data), dtype=torch.uint8, device="cpu")
+    if data:
+        buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    return Packed(buffer, *others)
+
+
+ForkingPickler.register(Packed, _reduce_for_process)
 
 
 def _typed(buffer: Tensor, segment: _Segment) -> Tensor:

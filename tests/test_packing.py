@@ -6,6 +6,7 @@ import io
 import pickle
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass, field
+from multiprocessing.reduction import ForkingPickler
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
@@ -280,12 +281,25 @@ def packed_collate(samples: list[object]) -> Packed[object]:
     return pack(samples)
 
 
-def test_travels_from_a_worker_in_shared_memory():
-    loader = DataLoader([torch.full((3,), i) for i in range(4)], 2, num_workers=1)
+@pytest.mark.parametrize("size", [3, LARGE // 8 - 1], ids=["in the pipe", "in shared memory"])
+def test_travels_from_a_worker(size):
+    loader = DataLoader([torch.full((size,), i) for i in range(8)], 4, num_workers=1)
     loader.collate_fn = packed_collate
     found = list(loader)
-    assert all(packed.buffer.is_shared() for packed in found)
-    assert [[x[0].item() for x in unpack(packed)] for packed in found] == [[0, 1], [2, 3]]
+    assert all(packed.buffer.is_shared() == (size > 3) for packed in found)
+    batches = [unpack(packed) for packed in found]
+    assert [[x[0].item() for x in batch] for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert all(x.data_ptr() % 64 == 0 for x, *_ in batches)
+
+
+@pytest.mark.parametrize("data", [[], ["a"], [torch.zeros(0)], [torch.ones(3), {"n": 1}]])
+def test_a_small_buffer_is_sent_without_a_descriptor(data):
+    text = bytes(ForkingPickler.dumps(pack(data)))
+    assert b"rebuild" not in text
+    result = unpack(pickle.loads(text))
+    assert_equal(result, data)
+    for _, tensor in find_tensors(result):
+        tensor.zero_()
 
 
 def test_shared_memory_needs_no_copy_to_be_sent():
@@ -307,8 +321,8 @@ def test_when_packing_pays():
     assert pays(1000, 1000 * 16)
     assert not pays(2, 32)
     assert not pays(100, 100 * LARGE)
-    assert pays(2, 2 * LARGE, from_worker=True)
-    assert not pays(1, 16, from_worker=True)
+    assert pays(1, 16, from_worker=True)
+    assert not pays(0, 0, from_worker=True)
 
 
 leaves = st.one_of(

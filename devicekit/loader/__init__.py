@@ -56,7 +56,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         in_order: As in torch.
         device: Where the batches go: whatever `Device` takes.
         pack: Whether a batch travels as one buffer for its small tensors (`devicekit.pack`);
-            "auto" where it has many.
+            "auto" where that is quicker (`devicekit.packing.pays`).
         prefetch: How many batches are copied ahead of the current one; 0 for none.
         on_device_data: What to do if the dataset gives accelerator tensors in worker processes,
             where they cannot be used: "adapt" loads in the main process, with one warning;
