@@ -3,10 +3,13 @@
 import sys
 import weakref
 from collections import UserDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from types import SimpleNamespace
-from typing import Any
+from itertools import cycle
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -15,7 +18,14 @@ from torch import Tensor, nn
 
 from devicekit import MoveError, find_tensors, pack, to_device, unpack
 from devicekit.testing import assert_on, assert_same, batches
-from devicekit.tree import copy_containers, describe, find_hidden, map_tensors
+from devicekit.tree import (
+    copy_containers,
+    describe,
+    find_hidden,
+    map_tensors,
+    register,
+    unregister,
+)
 
 
 class Color(Enum):
@@ -396,3 +406,143 @@ def test_tensors_in_keys_are_found_where_no_mover_reaches():
     assert all(eval(path, {"data": data}) is tensor for path, tensor in found.items())
     with pytest.raises(MoveError, match=r"list\(data\)\[0\]"):
         to_device({x: 1}, "meta", strict=True)
+
+
+class Refusing:
+    """A descriptor that raises when it is read, from an object or from its class."""
+
+    def __get__(self, x: object, cls: type | None = None) -> NoReturn:
+        raise ArithmeticError
+
+
+def refuse(*args: object) -> NoReturn:
+    raise ArithmeticError
+
+
+@pytest.mark.parametrize("base", [dict, list, tuple, deque, defaultdict, UserDict, SimpleNamespace])
+@pytest.mark.parametrize(
+    "members",
+    [
+        *({name: Refusing()} for name in ("to", "_fields", "n_sequence_fields")),
+        *({name: value} for name in ("_fields", "to") for value in (3, "ab", ("a",))),
+        *({name: property(refuse)} for name in ("maxlen", "default_factory", "__dict__")),
+        dict.fromkeys(("__eq__", "__len__", "__iter__", "__repr__", "__setattr__"), refuse),
+    ],
+    ids=lambda members: ", ".join(members),
+)
+def test_classes_that_refuse_or_lie_when_asked(base: type, members: dict[str, Any]) -> None:
+    cls = type("Odd", (base,), members)
+    x = cls.__new__(cls, (t(),)) if base is tuple else cls.__new__(cls)
+    if base in (dict, defaultdict):
+        dict.__setitem__(x, "a", t())
+    elif base in (list, deque):
+        base.append(x, t())
+    elif base is not tuple:
+        object.__setattr__(x, "data", {"a": t()})
+    found = [tensor for _, tensor in find_tensors([x])]
+    moved = [tensor for _, tensor in find_tensors(map_tensors([x], torch.clone))]
+    reachable = "__dict__" not in members  # else nothing can be rebuilt: it is passed through
+    assert len(found) == len(moved) == int(reachable)
+    assert list(find_hidden([x])) is not None
+
+
+def test_keys_without_a_text_are_counted() -> None:
+    deep: Any = ()
+    for _ in range(2000):
+        deep = (deep,)
+    data = {key: t() for key in (10**5000, -(10**5000), deep, (1, 10**5000), "ﬁ", -1)}
+    assert paths(data)[:4] == [f"list(data.values())[{i}]" for i in range(4)]
+    assert paths(data)[4:] == ["data['ﬁ']", "data[-1]"]
+
+
+class Field:
+    """A descriptor with a say in what is read, as those of some libraries."""
+
+    def __get__(self, x: object, cls: type | None = None) -> int:
+        return 3
+
+    def __set__(self, x: object, value: object) -> None: ...
+
+
+def test_names_that_lead_elsewhere_are_looked_up_in_the_dict() -> None:
+    class Odd(SimpleNamespace):
+        field = Field()
+
+    data = Odd()
+    vars(data).update({name: t() for name in ("field", "ﬁ", "__class__", "größe", "__doc__")})
+    assert paths(data) == [
+        "data.__dict__['field']",
+        "data.__dict__['ﬁ']",
+        "data.__dict__['__class__']",
+        "data.größe",
+        "data.__doc__",
+    ]
+    object.__getattribute__(data, "__dict__")[3] = t()
+    assert paths(data)[-1] == "data.__dict__[3]"
+
+
+def test_proxies_of_mappings_that_cannot_be_copied() -> None:
+    class View(Mapping[str, Any]):
+        def __init__(self, x: Tensor) -> None:
+            self.x = x
+
+        def __getitem__(self, key: str) -> Any:
+            return {"x": self.x}[key]
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(["x"])
+
+        def __len__(self) -> int:
+            return 1
+
+    data = [MappingProxyType(View(t()))]
+    assert paths(data) == ["data[0]['x']"]
+    assert to_device(data, "meta")[0]["x"].is_meta
+
+
+class Closed:
+    """A type of which nothing is known."""
+
+
+@contextmanager
+def flattened_to(*answers: Any) -> Iterator[None]:
+    """A `flatten` for `Closed` that gives these, one after another."""
+    given_out = cycle(answers)
+    register(Closed, lambda x: next(given_out), lambda x, new: Closed())
+    try:
+        yield
+    finally:
+        unregister(Closed)
+
+
+@pytest.mark.parametrize("use", [find_tensors, lambda data: [map_tensors(data, torch.clone)]])
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ([[t()]], "gave a list"),
+        ([None], "gave a NoneType"),
+        ([{3: t()}], "a key is a int"),
+        ([{".a": t()}, {}], "changed while it was looked at"),
+    ],
+)
+def test_a_flatten_that_gives_something_else_is_explained(
+    use: Callable[[Any], Any], answers: list[Any], words: str
+) -> None:
+    with flattened_to(*answers), pytest.raises(MoveError, match=words):
+        list(use([Closed()]))
+
+
+def test_steps_are_asked_for_once_for_each_container() -> None:
+    # Asked again for each of its children, a batch of some thousand would take minutes.
+    asked = []
+
+    def flatten(x: Closed) -> dict[str, Any]:
+        asked.append(x)
+        return {f".a{i}": t() for i in range(100)}
+
+    register(Closed, flatten, lambda x, new: Closed())
+    try:
+        map_tensors([Closed()], torch.clone, skip=lambda step, path: False)
+    finally:
+        unregister(Closed)
+    assert len(asked) < 5

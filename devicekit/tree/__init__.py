@@ -4,11 +4,11 @@ Moving, pinning, packing, finding devices and naming paths all go through this p
 type which one of them knows is known to all of them.
 """
 
-from devicekit.tree.anatomy import Step
 from devicekit.tree.containers import register, unregister
 from devicekit.tree.describe import describe, dtype_and_shape
 from devicekit.tree.find import find_hidden, find_tensors
 from devicekit.tree.mapping import copy_containers, map_tensors
+from devicekit.tree.steps import Step
 
 __all__ = [
     "Step",

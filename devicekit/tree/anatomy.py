@@ -8,15 +8,15 @@ makes an empty twin, which is filled. So required arguments, frozen classes, val
 
 from __future__ import annotations
 
-import keyword
-import math
 import types
 from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeGuard, TypeVar
+
+from devicekit.tree.steps import Step, attribute_step, indexed, is_name, keyed, listed
 
 __all__ = [
     "ANY_MAPPING",
@@ -26,8 +26,6 @@ __all__ = [
     "PAYLOADS",
     "STRUCT_SEQUENCE",
     "Container",
-    "Step",
-    "attribute_step",
     "attributes_of",
     "class_attribute",
     "compose",
@@ -55,22 +53,14 @@ def class_attribute(cls: type, name: str) -> Any:
     """What a class or one of its bases defines under this name, else None.
 
     The metaclass is not asked: its attributes are not the objects' own, and its `__getattr__` may
-    raise anything, or have an answer to every name.
+    raise anything, or have an answer to every name. So may a descriptor; then there is nothing.
     """
-    if any(name in vars(base) for base in cls.__mro__):
+    if not any(name in vars(base) for base in cls.__mro__):
+        return None
+    try:
         return getattr(cls, name)
-    return None
-
-
-class Step(NamedTuple):
-    """The way from a container to a child: `before + path of the container + after`.
-
-    `key` is the mapping's key or the attribute's name; None where there is none, as in a list.
-    """
-
-    key: object
-    after: str
-    before: str = ""
+    except Exception:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,35 +100,17 @@ def nothing_to_fill(x: Any, twin: Any, values: list[Any]) -> None:
     """The `fill` of a container that `make` leaves complete."""
 
 
-def _indexed(count: int) -> list[Step]:
-    return [Step(None, f"[{i}]") for i in range(count)]
-
-
 def _of_tuple(x: Any) -> list[Step]:
-    fields = class_attribute(type(x), "_fields") or ()
-    if len(fields) != tuple.__len__(x):
-        return _indexed(tuple.__len__(x))
-    return [Step(name, f".{name}") for name in fields]
-
-
-def _listed(count: int) -> list[Step]:
-    return [Step(None, f")[{i}]", "list(") for i in range(count)]
-
-
-def _keyed(keys: Iterable[Any]) -> list[Step]:
+    cls, count = type(x), tuple.__len__(x)
+    fields = class_attribute(cls, "_fields")
+    if type(fields) is not tuple or len(fields) != count:
+        return indexed(count)
     return [
-        Step(key, f"[{key!r}]") if _is_literal(key) else Step(key, f".values())[{i}]", "list(")
-        for i, key in enumerate(keys)
+        Step(name, f".{name}")
+        if is_name(name) and class_attribute(cls, name) is not None
+        else Step(name, f"[{i}]")
+        for i, name in enumerate(fields)
     ]
-
-
-def _is_literal(key: object) -> bool:
-    """Whether the text of `repr` is a Python expression for this key."""
-    if type(key) is tuple:
-        return all(map(_is_literal, key))
-    if type(key) is float:
-        return math.isfinite(key)
-    return type(key) in (str, int, bool, bytes, type(None))
 
 
 def _fill_dict(x: Any, twin: Any, values: list[Any]) -> None:
@@ -152,13 +124,13 @@ def _fill_ordered_dict(x: Any, twin: Any, values: list[Any]) -> None:
 
 def _make_defaultdict(x: Any, values: list[Any]) -> Any:
     twin = defaultdict.__new__(type(x))
-    defaultdict.__init__(twin, x.default_factory)
+    defaultdict.__init__(twin, vars(defaultdict)["default_factory"].__get__(x))
     return twin
 
 
 def _make_deque(x: Any, values: list[Any]) -> Any:
     twin = deque.__new__(type(x))
-    deque.__init__(twin, (), x.maxlen)
+    deque.__init__(twin, (), vars(deque)["maxlen"].__get__(x))
     return twin
 
 
@@ -171,7 +143,7 @@ OBJECT = _Payload(
 
 _DICT = _Payload(
     values=lambda x: list(dict.values(x)),
-    steps=lambda x: _keyed(dict.keys(x)),
+    steps=lambda x: keyed(dict.keys(x)),
     make=lambda x, values: dict.__new__(type(x)),
     fill=_fill_dict,
 )
@@ -181,7 +153,7 @@ PAYLOADS: dict[type, _Payload] = {
     OrderedDict: _Payload(
         # `dict.keys` would give the order of insertion, which `move_to_end` does not change.
         values=lambda x: list(OrderedDict.values(x)),
-        steps=lambda x: _keyed(OrderedDict.keys(x)),
+        steps=lambda x: keyed(OrderedDict.keys(x)),
         make=lambda x, values: OrderedDict.__new__(type(x)),
         fill=_fill_ordered_dict,
     ),
@@ -189,7 +161,7 @@ PAYLOADS: dict[type, _Payload] = {
     dict: _DICT,
     list: _Payload(
         values=lambda x: list(list.__iter__(x)),
-        steps=lambda x: _indexed(list.__len__(x)),
+        steps=lambda x: indexed(list.__len__(x)),
         make=lambda x, values: list.__new__(type(x)),
         fill=lambda x, twin, values: list.extend(twin, values),
     ),
@@ -202,20 +174,20 @@ PAYLOADS: dict[type, _Payload] = {
     ),
     set: _Payload(
         values=lambda x: list(set.__iter__(x)),
-        steps=lambda x: _listed(set.__len__(x)),
+        steps=lambda x: listed(set.__len__(x)),
         make=lambda x, values: set.__new__(type(x)),
         fill=lambda x, twin, values: set.update(twin, values),
     ),
     frozenset: _Payload(
         values=lambda x: list(frozenset.__iter__(x)),
-        steps=lambda x: _listed(frozenset.__len__(x)),
+        steps=lambda x: listed(frozenset.__len__(x)),
         make=lambda x, values: frozenset.__new__(type(x), values),
         fill=nothing_to_fill,
         immutable=True,
     ),
     deque: _Payload(
         values=lambda x: list(deque.__iter__(x)),
-        steps=lambda x: _indexed(deque.__len__(x)),
+        steps=lambda x: indexed(deque.__len__(x)),
         make=_make_deque,
         fill=lambda x, twin, values: deque.extend(twin, values),
     ),
@@ -231,7 +203,9 @@ PAYLOADS: dict[type, _Payload] = {
 def compose(cls: type, payload: _Payload) -> Container | None:
     """The container for a class with this payload and whatever attributes it has."""
     slots = _slots(cls)
-    has_dict = cls.__dictoffset__ != 0
+    has_dict = _has_dict(cls)
+    if cls.__dictoffset__ != 0 and not has_dict:
+        return None  # attributes that cannot be reached cannot be kept
     if payload is OBJECT and not (_is_plain(cls) and (slots or has_dict)):
         return None  # its state is out of reach: it lives in C
     if not slots and not has_dict:
@@ -313,7 +287,13 @@ def _attributes(x: Any, slots: dict[str, Any], has_dict: bool) -> dict[str, Any]
 
 def attributes_of(x: Any) -> dict[str, Any]:
     """What is in the slots and in the `__dict__` of an object."""
-    return _attributes(x, _slots(type(x)), type(x).__dictoffset__ != 0)
+    return _attributes(x, _slots(type(x)), _has_dict(type(x)))
+
+
+def _has_dict(cls: type) -> bool:
+    """Whether its objects have a `__dict__`, and not something else under this name."""
+    own = next((vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base)), None)
+    return isinstance(own, types.GetSetDescriptorType | types.MemberDescriptorType)
 
 
 def _vars(x: Any) -> dict[str, Any]:
@@ -335,14 +315,6 @@ def set_attributes(x: Any, values: dict[str, Any]) -> None:
     _set_attributes(x, _slots(type(x)), values)
 
 
-def attribute_step(cls: type, name: str) -> Step:
-    """The way from an object to what is under this name in its slots or its `__dict__`."""
-    shadowed = isinstance(class_attribute(cls, name), property)
-    if name.isidentifier() and not keyword.iskeyword(name) and not shadowed:
-        return Step(name, f".{name}")
-    return Step(name, f".__dict__[{name!r}]")
-
-
 # `batch_sizes` stays on the CPU, where the kernels of torch read it: it is no child.
 # https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.rnn.PackedSequence.html
 PACKED_SEQUENCE = Container(
@@ -353,9 +325,17 @@ PACKED_SEQUENCE = Container(
     immutable=True,
 )
 
+
+def _copied(x: types.MappingProxyType[Any, Any]) -> Mapping[Any, Any]:
+    try:
+        return x.copy()
+    except AttributeError:  # it asks its mapping, and not every mapping has this method
+        return dict(x)
+
+
 # The mapping behind a proxy is out of reach; its copy has the same type.
 MAPPING_PROXY = Container(
-    children=lambda x: [x.copy()],
+    children=lambda x: [_copied(x)],
     steps=lambda x: [Step(None, "")],
     make=lambda x, values: types.MappingProxyType(values[0]),
     fill=nothing_to_fill,
@@ -365,7 +345,7 @@ MAPPING_PROXY = Container(
 # What torch.max(x, dim=0) and its like return.
 STRUCT_SEQUENCE = Container(
     children=lambda x: list(tuple.__iter__(x)),
-    steps=lambda x: _indexed(tuple.__len__(x)),
+    steps=lambda x: indexed(tuple.__len__(x)),
     make=lambda x, values: type(x)(values),
     fill=nothing_to_fill,
     immutable=True,
@@ -384,7 +364,7 @@ def _make_mapping(x: Any, values: list[Any]) -> Any:
 # A mapping written in C: nothing but its own methods reaches its state.
 ANY_MAPPING = Container(
     children=lambda x: list(x.values()),
-    steps=lambda x: _keyed(x.keys()),
+    steps=lambda x: keyed(x.keys()),
     make=_make_mapping,
     fill=nothing_to_fill,
     immutable=True,

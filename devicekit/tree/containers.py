@@ -31,13 +31,20 @@ from devicekit.tree.anatomy import (
     PAYLOADS,
     STRUCT_SEQUENCE,
     Container,
-    Step,
     class_attribute,
     compose,
     nothing_to_fill,
 )
+from devicekit.tree.steps import Step
 
-__all__ = ["ATOMS", "container_of", "forget_on_register", "register", "unregister"]
+__all__ = [
+    "ATOMS",
+    "changed",
+    "container_of",
+    "forget_on_register",
+    "register",
+    "unregister",
+]
 
 C = TypeVar("C")
 
@@ -99,14 +106,32 @@ def register(
             f"`cls` must not be a tensor or module type, but is {cls!r}: these are moved as a whole"
         )
 
+    demand = (
+        f"the `flatten` registered for {cls.__qualname__} must give a dict of the children, each "
+        "under the text that leads to it, such as '.boxes'"
+    )
+
+    def flattened(x: Any) -> Mapping[str, object]:
+        found = flatten(x)
+        kind = type(found)
+        if not issubclass(kind, Mapping):
+            raise MoveError(f"{demand}, but gave a {kind.__name__}")
+        for text in found:
+            if type(text) is not str:
+                raise MoveError(f"{demand}, but a key is a {type(text).__name__}")
+        return found
+
     def children(x: Any) -> list[Any]:
-        return list(flatten(x).values())
+        return list(flattened(x).values())
 
     def steps(x: Any) -> list[Step]:
-        return [Step(text.strip(".[]'\"()"), text) for text in flatten(x)]
+        return [Step(text.strip(".[]'\"()"), text) for text in flattened(x)]
 
     def make(x: Any, values: list[Any]) -> Any:
-        twin = unflatten(x, dict(zip(flatten(x), values, strict=True)))
+        texts = list(flattened(x))
+        if len(texts) != len(values):
+            raise changed(x)
+        twin = unflatten(x, dict(zip(texts, values, strict=True)))
         if type(twin) is not type(x):
             raise MoveError(
                 f"the `unflatten` registered for {cls.__qualname__} must give back an object of "
@@ -116,6 +141,14 @@ def register(
 
     _registered[cls] = Container(children, steps, make, nothing_to_fill, immutable=True)
     _forget()
+
+
+def changed(x: object) -> MoveError:
+    """The error for an object that has other children each time it is asked for them."""
+    return MoveError(
+        f"a {type(x).__qualname__} changed while it was looked at: a `flatten` must give the same "
+        "children each time, and no other thread may change what is moved"
+    )
 
 
 def unregister(cls: type) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from devicekit.tree.anatomy import Step, attribute_step, attributes_of, class_attribute, is_a
-from devicekit.tree.containers import ATOMS, container_of
+from devicekit.tree.anatomy import attributes_of, class_attribute, is_a
+from devicekit.tree.containers import ATOMS, changed, container_of
+from devicekit.tree.steps import Step, attribute_step, is_name
 
 __all__ = ["find_hidden", "find_tensors"]
 
@@ -106,7 +106,10 @@ def _walk(
 def _children(x: Any, hidden: bool) -> list[tuple[Step, Any]]:
     container = container_of(type(x))
     if container is not None:
-        children = list(zip(container.steps(x), container.children(x), strict=True))
+        steps, values = container.steps(x), container.children(x)
+        if len(steps) != len(values):
+            raise changed(x)
+        children = list(zip(steps, values, strict=True))
         return children + _keys(x) if hidden else children
     if is_a(x, nn.Module):
         return _of_module(x, hidden)
@@ -150,7 +153,7 @@ def _member(module: nn.Module, name: str) -> Step:
     """The way from a module to one of its parameters, buffers or modules."""
     if isinstance(module, nn.ModuleDict | nn.ParameterDict):
         return Step(name, f"[{name!r}]")
-    if name.isidentifier() and not keyword.iskeyword(name):
+    if is_name(name):
         return Step(name, f".{name}")
     if name.isdecimal() and isinstance(module, nn.Sequential | nn.ModuleList | nn.ParameterList):
         return Step(name, f"[{name}]")

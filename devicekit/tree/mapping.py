@@ -8,9 +8,10 @@ from typing import Any, TypeVar, cast
 from torch import Tensor
 
 from devicekit.errors import MoveError
-from devicekit.tree.anatomy import Container, Step, attributes_of, set_attributes
+from devicekit.tree.anatomy import Container, attributes_of, set_attributes
 from devicekit.tree.containers import ATOMS, container_of
 from devicekit.tree.describe import describe
+from devicekit.tree.steps import Step
 
 __all__ = ["copy_containers", "map_tensors"]
 
@@ -73,7 +74,7 @@ def _same(x: Any) -> Any:
 class _Node:
     """A container in the graph of containers. It refers downwards only, so that it dies in time."""
 
-    __slots__ = ("changed", "children", "container", "original", "sources", "twin")
+    __slots__ = ("_steps", "changed", "children", "container", "original", "sources", "twin")
 
     def __init__(self, original: Any, container: Container) -> None:
         self.original = original
@@ -82,6 +83,13 @@ class _Node:
         self.children: list[Any] = []  # the new ones, as far as done; a _Node for a container
         self.changed = False
         self.twin: Any = _UNMADE
+        self._steps: list[Step] | None = None
+
+    def step(self, i: int) -> Step:
+        """The way to child number `i`."""
+        if self._steps is None:
+            self._steps = self.container.steps(self.original)
+        return self._steps[i]
 
 
 _UNMADE = object()
@@ -184,17 +192,16 @@ class _Walk:
 
     def path(self, node: _Node, i: int) -> str:
         """The Python expression for child number `i` of a container."""
-        before, after = "", ""
-        while True:
-            step = node.container.steps(node.original)[i]
-            before, after = before + step.before, step.after + after
-            if node.container is _ROOT:
-                return before + self.name + after
+        steps = [node.step(i)]
+        while node.container is not _ROOT:
             node, i = self.places[id(node.original)][0]
+            steps.append(node.step(i))
+        before = "".join(step.before for step in steps)
+        return before + self.name + "".join(step.after for step in reversed(steps))
 
     def is_skipped(self, node: _Node, i: int) -> bool:
         assert self.skip is not None
-        return self.skip(node.container.steps(node.original)[i], self.path(node, i))
+        return self.skip(node.step(i), self.path(node, i))
 
     def spread_changes(self, order: list[_Node]) -> None:
         """A container with a changed child is changed too."""
