@@ -14,6 +14,7 @@ import timeit
 import warnings
 from collections.abc import Callable, Iterator
 from enum import Enum
+from typing import NoReturn
 from unittest import mock
 
 import numpy as np
@@ -216,6 +217,53 @@ def test_answers_are_not_mixed_up_between_types_that_are_equal(machine) -> None:
     fails(1.0)
     assert str(Device("cpu")) == "cpu"
     fails(b"cpu")
+
+
+class Refusing:
+    """Whatever it is asked, it raises."""
+
+    def refuse(self, *args: object) -> NoReturn:
+        raise ArithmeticError
+
+    __eq__ = __hash__ = __repr__ = __str__ = refuse
+    __class__ = property(refuse)
+
+
+class RefusingText(Refusing, str):
+    pass
+
+
+class RefusingNumber(Refusing, int):
+    pass
+
+
+# Functions: pytest asks each value what it is.
+@pytest.mark.parametrize(
+    "make",
+    [Refusing, lambda: RefusingNumber(-1), lambda: 10**5000, lambda: -(10**5000)],
+    ids=["object", "subclass of int", "long", "long and negative"],
+)
+def test_objects_that_refuse_to_be_asked_are_refused(machine, make) -> None:
+    machine()
+    spec = make()
+    fails(spec)
+    with pytest.raises(DeviceError):
+        Device("mps", fallback=spec)
+    with pytest.raises(DeviceError):
+        Device.of(spec)
+
+
+def test_texts_and_numbers_that_refuse_to_be_shown_are_what_they_are(machine) -> None:
+    machine(cuda=2)
+    assert str(Device(RefusingNumber(1))) == "cuda:1"
+    assert str(Device(RefusingText("cpu"))) == "cpu"
+    assert str(Device("cpu", fallback=Refusing())) == "cpu"
+
+
+def test_a_rank_of_any_length_is_read(machine, monkeypatch) -> None:
+    machine(cuda=2)
+    monkeypatch.setenv("LOCAL_RANK", "9" * 5000)
+    fails("cuda")
 
 
 @given(st.text(max_size=12))

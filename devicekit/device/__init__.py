@@ -62,7 +62,7 @@ class Device(str):
         """Resolve `spec`."""
         try:
             return _cache[spec.__class__, spec, fallback.__class__, fallback, surroundings()]
-        except (KeyError, TypeError):  # TypeError: something that cannot be hashed
+        except Exception:  # not there, or with something that cannot be hashed or compared
             pass
         return _resolve_and_keep(spec, fallback)
 
@@ -149,7 +149,7 @@ class Device(str):
             >>> Device.of({"image": torch.zeros(2, 3), "label": [torch.tensor(1)]})
             Device('cpu')
         """
-        return _make(x.device if isinstance(x, torch.Tensor) else device_of(x))
+        return _make(device_of(x))
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str):
@@ -196,18 +196,19 @@ surroundings = compat.surroundings_getter(VARIABLES)
 
 
 def _resolve_and_keep(spec: object, fallback: object) -> Device:
-    if isinstance(spec, Device) and not spec.is_accelerator:
+    if type(spec) is Device and not spec.is_accelerator:
         return spec
     before = surroundings()
     device = _make(*choose(spec, fallback))
-    if compat.surroundings_cover(device.type) and isinstance(spec, _KEPT):
+    if compat.surroundings_cover(device.type) and {type(spec), type(fallback)} <= _KEPT:
         if len(_cache) >= 1000:
             _cache.clear()
         _cache[spec.__class__, spec, fallback.__class__, fallback, before] = device
     return device
 
 
-_KEPT = (str, int, torch.device, type(None))
+# Exactly these: an object of a subclass may refuse to be hashed.
+_KEPT = {str, int, torch.device, type(None), Device}
 
 
 def forget() -> None:

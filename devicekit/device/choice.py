@@ -1,6 +1,7 @@
 """From a type and an index to a device that runs here, or to the reason why it does not."""
 
 import os
+import re
 from typing import NamedTuple, NoReturn, cast
 
 import torch
@@ -62,7 +63,9 @@ def _text(spec: object) -> str:
     if spec is None:
         return "auto"
     # `str(spec)` of a subclass, such as a member of an enumeration, may be another text.
-    return str.__str__(spec) if isinstance(spec, str) else str(spec)
+    if issubclass(type(spec), str):
+        return str.__str__(cast(str, spec))
+    return int.__repr__(cast(int, spec)) if issubclass(type(spec), int) else str(spec)
 
 
 # There is an accelerator, and it cannot be used: nobody wants that, so "auto" warns. No driver is
@@ -122,9 +125,9 @@ def _local_rank() -> int | None:
     text = os.environ.get("LOCAL_RANK", "").strip()
     if text in ("", "-1"):  # -1 is how older launchers say "not distributed"
         return None
-    if not (text.isascii() and text.isdecimal()):
+    if re.fullmatch("[0-9]{1,9}", text) is None:
         raise DeviceSpecError(
-            f"the environment variable LOCAL_RANK is {text!r}, which is not the number of a "
+            f"the environment variable LOCAL_RANK is {show(text)}, which is not the number of a "
             "process: unset it, or name the device with its index"
         )
     return int(text)

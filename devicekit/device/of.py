@@ -7,18 +7,22 @@ import torch
 
 from devicekit.device.spec import WITHOUT_INDEX
 from devicekit.errors import DeviceError, DeviceMismatchError
+from devicekit.tree import dtype_and_shape, find_tensors
+from devicekit.tree.anatomy import is_a
 
 __all__ = ["device_of"]
 
 
 def device_of(x: object) -> torch.device:
     """Find the device; what is raised, and when, is in `Device.of`."""
+    if is_a(x, torch.Tensor):
+        return x.device
     places: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
     for path, tensor in _named_tensors(x):
         places.setdefault(tensor.device, []).append((path, tensor))
     if not places:
         raise DeviceError(
-            f"found no tensor in `x`, a {x.__class__.__name__}, so it has no device: give "
+            f"found no tensor in `x`, a {type(x).__name__}, so it has no device: give "
             "Device.of() something that holds a tensor, or name the device you want"
         )
     if len(places) > 1:
@@ -27,16 +31,13 @@ def device_of(x: object) -> torch.device:
 
 
 def _named_tensors(x: object) -> Iterator[tuple[str, torch.Tensor]]:
-    # Inside the function: the walker stands beside this module, not below it.
-    from devicekit.tree import find_tensors
-
-    if isinstance(x, torch.optim.Optimizer):
+    if is_a(x, torch.optim.Optimizer):
         # Its state is left out: torch keeps `step` on the CPU on purpose.
         for i, group in enumerate(x.param_groups):
             for j, parameter in enumerate(group["params"]):
                 yield f"optimizer.param_groups[{i}]['params'][{j}]", parameter
         return
-    if not isinstance(x, torch.nn.Module):
+    if not is_a(x, torch.nn.Module):
         yield from find_tensors(x, name="data")
         return
     found = False
@@ -56,8 +57,6 @@ _SHOWN = 3
 
 
 def _describe(places: dict[torch.device, list[tuple[str, torch.Tensor]]]) -> str:
-    from devicekit.tree import dtype_and_shape
-
     names = [str(device) for device in places]
     width = max(len(name) for name in names)
     shown = [found[:_SHOWN] for found in places.values()]

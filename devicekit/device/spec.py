@@ -4,7 +4,7 @@ import difflib
 import numbers
 import re
 import reprlib
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import torch
 
@@ -39,37 +39,39 @@ def parse(spec: object, source: str) -> tuple[str, int | None]:
     """Split a spec into type and index, without asking whether it can be used."""
     if spec is None:
         return "auto", None
-    if isinstance(spec, numbers.Integral) and not isinstance(spec, bool):
-        return "gpu", _checked_index(int(spec), spec, source)
-    if isinstance(spec, torch.device):
+    # By the type: an object that stands for another one may raise when it is asked for its class.
+    cls = type(spec)
+    if issubclass(cls, numbers.Integral) and not issubclass(cls, bool):
+        return "gpu", _checked_index(int(cast(int, spec)), spec, source)
+    if issubclass(cls, torch.device):
         text = str(spec)
-    elif isinstance(spec, str):
-        text = str.__str__(spec)
+    elif issubclass(cls, str):
+        text = str.__str__(cast(str, spec))
     else:
         _refuse_type(spec, source)
     match = _SPEC.fullmatch(text)
     if match is None or not _is_known(match["type"]):
         _refuse_text(text, source)
-    type, digits = match["type"], match["index"]
+    kind, digits = match["type"], match["index"]
     if digits is None:
-        return type, None
-    if type == "auto":
+        return kind, None
+    if kind == "auto":
         raise DeviceSpecError(
             f"{source} is {text!r}, but 'auto' takes no index: write 'gpu:{digits}'"
         )
     index = _checked_index(int(digits[:10]), text, source)
-    if type not in WITHOUT_INDEX:
-        return type, index
+    if kind not in WITHOUT_INDEX:
+        return kind, index
     if index > 0:
         raise DeviceSpecError(
-            f"{source} is {text!r}, but there is only one {type!r}: write {type!r}"
+            f"{source} is {text!r}, but there is only one {kind!r}: write {kind!r}"
         )
-    return type, None
+    return kind, None
 
 
 def _checked_index(index: int, spec: object, source: str) -> int:
     if index < 0:
-        raise DeviceSpecError(f"{source} is {spec!r}, but the index of a device starts at 0")
+        raise DeviceSpecError(f"{source} is {show(spec)}, but the index of a device starts at 0")
     if index > _LARGEST_INDEX:
         raise DeviceSpecError(
             f"{source} is {show(spec)}, but the index of a device is at most {_LARGEST_INDEX}: "
@@ -84,7 +86,10 @@ def _is_known(name: str) -> bool:
 
 def show(value: object) -> str:
     """The value for a message, shortened where it is long."""
-    return _repr.repr(value)
+    try:
+        return _repr.repr(value)
+    except Exception:  # such as an int with more digits than Python writes; only words are lost
+        return f"<{type(value).__name__}>"
 
 
 _repr = reprlib.Repr()
@@ -92,15 +97,16 @@ _repr.maxstring = _repr.maxother = 80
 
 
 def _refuse_type(spec: object, source: str) -> NoReturn:
-    kind = type(spec).__name__
-    if isinstance(spec, torch.Tensor | torch.nn.Module):
+    cls = type(spec)
+    kind = cls.__name__
+    if issubclass(cls, torch.Tensor | torch.nn.Module):
         raise DeviceSpecError(
             f"{source} must name a device, but found a {kind}: "
             "Device.of(...) gives the device of a tensor or module"
         )
     hint = ""
-    if isinstance(spec, bytes | bytearray):
-        hint = f", did you mean {show(bytes(spec).decode('utf-8', 'replace'))}?"
+    if cls in (bytes, bytearray):
+        hint = f", did you mean {show(bytes(cast(bytes, spec)).decode('utf-8', 'replace'))}?"
     raise DeviceSpecError(
         f"{source} must be a str, an int, a torch.device or None, "
         f"but found {show(spec)} of type {kind}{hint}"
