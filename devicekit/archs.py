@@ -34,7 +34,7 @@ def arch_runs(arch: str, capability: tuple[int, int]) -> bool | None:
         >>> arch_runs("sm_86", (8, 0)), arch_runs("sm_80", (9, 0)), arch_runs("sm_80", (8, 7))
         (False, False, False)
     """
-    matched = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
+    matched = re.fullmatch(r"(sm|compute)_(\d{1,3})(\d)([af]?)", arch)
     if matched is None:
         return None
     kind, suffix = matched[1], matched[4]

@@ -84,3 +84,8 @@ def test_ptx_runs_on_all_that_is_newer(built, capability):
 def test_code_runs_on_the_gpu_it_was_built_for(built):
     major, minor = built
     assert arch_runs(f"sm_{major}{minor}a", built) is True
+
+
+@pytest.mark.parametrize("arch", ["sm_" + "9" * 5000, "compute_" + "9" * 5000 + "a"])
+def test_no_rule_covers_a_number_without_end(arch):
+    assert arch_runs(arch, (9, 0)) is None

@@ -118,3 +118,16 @@ def test_nothing_visible_is_an_order_and_a_failure_is_none(libcuda, code: int, o
 def test_no_child_process_is_no_order(monkeypatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     assert visible.driver_order() is None
+
+
+@pytest.mark.parametrize("printed", ["", "{}", "[]", '{"code": 0}', "null\n1", "devicekit-driver:"])
+def test_what_other_libraries_print_is_no_answer(printed, monkeypatch):
+    done = subprocess.CompletedProcess([], 0, printed, "")
+    monkeypatch.setattr(driver, "run_python", lambda *args, **options: done)
+    assert driver.ask_driver().state == "unknown"
+
+
+def test_what_is_printed_after_the_answer_does_not_hide_it(monkeypatch):
+    done = subprocess.CompletedProcess([], 0, 'devicekit-driver:{"code": 100}\nbye', "")
+    monkeypatch.setattr(driver, "run_python", lambda *args, **options: done)
+    assert driver.ask_driver() == Driver("ok", masked=True)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import devicekit
+from devicekit.errors import DeviceSpecError
 from devicekit.monitor import (
     REASONS,
     UNAVAILABLE,
@@ -212,6 +213,22 @@ def test_r113_a_hanging_nvidia_smi_ends(nvidia_smi, monkeypatch):
     assert "no answer" in found.problem
 
 
+def test_a_table_that_is_none_is_the_reason(nvidia_smi, tmp_path):
+    (tmp_path / "table").write_text('"' + "x" * 200_000)  # quotes that are never closed
+    nvidia_smi(f"cat {tmp_path / 'table'}")
+    found = snapshot()
+    assert found.reason == "nvidia_smi_failed"
+    assert "its output is no table" in found.problem
+
+
+@pytest.mark.parametrize("pid", ["[N/A]", "N/A", "", "9" * 5000, "-1"])
+def test_a_process_without_a_number_is_left_out_with_a_reason(nvidia_smi, pid):
+    nvidia_smi(smi_script(apps=f"GPU-aa, {pid}, python, 300\n"))
+    gpu = snapshot().gpus[0]
+    assert gpu.processes == ()
+    assert gpu.reasons["processes"] == "not_reported"
+
+
 def test_nvidia_smi_that_lists_nothing(nvidia_smi):
     nvidia_smi("true")
     assert snapshot().reason == "no_gpu"
@@ -238,6 +255,8 @@ def test_the_wrong_binding_is_still_told_when_nvidia_smi_helps(nvidia_smi, monke
         ("[Unknown Error]", (None, "unknown_error")),
         ("[GPU is lost]", (None, "gpu_lost")),
         ("anything else", (None, "not_reported")),
+        ("9" * 400, (None, "implausible")),
+        (f"-{'9' * 400}.5", (None, "implausible")),
     ],
 )
 def test_r112_the_number_parser(text, found):
@@ -443,3 +462,37 @@ def test_the_docs_explain_every_reason():
     page = Path(__file__).parents[1] / "docs" / "monitor.md"
     text = page.read_text()
     assert [code for code in (*REASONS, *UNAVAILABLE) if f"`{code}`" not in text] == []
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "+" + "9" * 5000])
+def test_a_mask_of_any_length_is_read(number):
+    assert visible.visible_entries(f"1,{number}")[0] == 1
+    assert visible.visible_entries(f"-{number},1") == []
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetCount", "nvmlDeviceGetMaxMigDeviceCount"])
+def test_a_count_that_cannot_be_true_is_not_counted_to(function, monkeypatch):
+    fake = FakeNvml([Gpu(mig=(Mig(uuid="MIG-1"),))])
+    monkeypatch.setattr(fake, function, lambda *args: 2**32 - 1)
+    with fake:
+        found = snapshot()
+    if function == "nvmlDeviceGetCount":
+        assert (found.gpus, found.reason) == ((), "nvml_error")
+    else:
+        assert len(found.gpus[0].mig_devices) == 1
+
+
+def test_a_hidden_gpu_is_not_the_one_of_no_device(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    with FakeNvml():
+        found = snapshot()
+    with pytest.raises(DeviceSpecError, match="no CUDA device"):
+        found.gpu(None)
+
+
+@pytest.mark.parametrize("version", ["9" * 5000, f"535.{'9' * 5000}", ""])
+def test_a_driver_version_of_any_length_is_read(version, monkeypatch):
+    fake = FakeNvml([Gpu(processes=(Process(pid=1),))])
+    monkeypatch.setattr(fake, "nvmlSystemGetDriverVersion", lambda: version)
+    with fake:
+        assert len(snapshot().gpus[0].processes) == 1

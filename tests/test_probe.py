@@ -349,6 +349,24 @@ def test_a_lost_gpu_does_not_hide_the_others(machine) -> None:
     assert probe("cuda").count == 2
 
 
+def test_a_count_that_cannot_be_true_is_not_counted_to(machine, monkeypatch) -> None:
+    fake = machine(child=shows(A100))
+
+    def count(place) -> int:
+        place._obj.value = 2**32 - 1
+        return 0
+
+    monkeypatch.setattr(fake.nvml, "nvmlDeviceGetCount_v2", count)
+    assert ask_nvml().state == "failed"
+    assert probe("cuda").count == 1
+
+
+@pytest.mark.parametrize("build", ["git", "9" * 5000])
+def test_a_build_of_no_known_version_is_judged(machine, build: str) -> None:
+    machine(build=build)
+    assert probe("cuda").reason in (None, "driver_too_old")
+
+
 def test_an_nvml_without_a_function_is_no_crash(machine, monkeypatch) -> None:
     fake = machine(child=shows(A100))
     monkeypatch.delattr(FakeNvml, "nvmlSystemGetCudaDriverVersion_v2")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from devicekit.children import run_python
+from devicekit.driver._child import MARK
 
 __all__ = ["Driver", "Gpu", "ask_driver", "cuda_version", "load_library", "missing_library"]
 
@@ -97,15 +98,15 @@ def run_child() -> dict[str, Any]:
     Raises:
         OSError: It could not be started.
         subprocess.SubprocessError: It failed or took too long.
-        ValueError: It answered something else than JSON.
+        ValueError: It gave no answer.
     """
     child = run_python(["-I", "-S", str(_CHILD), _LIBRARY], timeout_s=_CHILD_TIMEOUT_S)
     child.check_returncode()
-    # `cuInit` may print to stdout on some systems: the answer is the last line.
-    lines = child.stdout.splitlines()
-    answer = json.loads(lines[-1] if lines else "")
-    if not isinstance(answer, dict):
-        raise ValueError(f"unexpected answer {answer!r}")
+    # `cuInit` may print to stdout on some systems.
+    lines = [line for line in child.stdout.splitlines() if line.startswith(MARK)]
+    if not lines:
+        raise ValueError(f"it printed no answer, but {child.stdout[:200]!r}")
+    answer: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
     return answer
 
 

@@ -9,6 +9,7 @@ import json
 import sys
 from typing import Any
 
+MARK = "devicekit-driver:"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 
 
@@ -76,4 +77,4 @@ def _words(cuda: Any, code: int) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(ask(ctypes.CDLL(sys.argv[1]))))
+    print(MARK + json.dumps(ask(ctypes.CDLL(sys.argv[1]))))

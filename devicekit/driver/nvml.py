@@ -13,6 +13,7 @@ __all__ = ["NVML_DRIVER_NOT_LOADED", "NVML_LIBRARY_MISMATCH", "ask_nvml"]
 NVML_DRIVER_NOT_LOADED = 9
 NVML_LIBRARY_MISMATCH = 18
 _LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
+_MOST_GPUS = 1024  # a library that counts more is broken
 
 
 class _NvmlError(Exception):
@@ -46,6 +47,8 @@ def _read_nvml(nvml: Any) -> Driver:
     _call(nvml, "nvmlSystemGetCudaDriverVersion_v2", ctypes.byref(cuda))
     count = ctypes.c_uint(0)
     _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
+    if count.value > _MOST_GPUS:
+        raise _NvmlError(-1, f"{_LIBRARY} counts {count.value} GPUs")
     gpus = tuple(_read_gpu(nvml, index) for index in range(count.value))
     return Driver("ok", version=version, cuda=cuda_version(cuda.value), gpus=gpus)
 

@@ -25,6 +25,7 @@ _DRIVER_MODELS = {0: "WDDM", 1: "TCC", 2: "MCDM"}
 # The capabilities of chips without a memory of their own: Jetson (Nano, TX2, Xavier, Orin, Thor
 # under its old and new number) and GB10.
 _INTEGRATED = {"5.3", "6.2", "7.2", "8.7", "10.1", "11.0", "12.1"}
+_MOST_GPUS = 1024  # a library that counts more is broken, and counting them all would never end
 _MEMORY_KEYS = ("memory_total_bytes", "memory_used_bytes", "memory_free_bytes")
 
 
@@ -103,6 +104,8 @@ def _take(nvml: Nvml) -> Snapshot:
     if reason:
         reasons["driver_max_cuda"] = reason
     count, reason = nvml.ask("nvmlDeviceGetCount")
+    if count is not None and count > _MOST_GPUS:
+        count, reason = 0, "nvml_error"
     gpus = [_gpu(nvml, index, driver) for index in range(count or 0)]
     problem = remedy = ""
     if not gpus:
@@ -237,7 +240,7 @@ def _mig_devices(nvml: Nvml, handle: object, index: int, driver: str | None) -> 
         return ()
     count, _ = nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle)
     found = []
-    for number in range(count or 0):
+    for number in range(min(count or 0, _MOST_GPUS)):
         part, reason = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
         # The numbers of MIG devices have gaps.
         if reason:

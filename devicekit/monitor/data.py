@@ -155,7 +155,7 @@ class Snapshot(Record):
         index = text.removeprefix("cuda").removeprefix(":") or "0"
         parts = [part for gpu in self.gpus for part in (gpu, *gpu.mig_devices)]
         for part in parts:
-            if str(part.cuda_index) == index:
+            if part.cuda_index is not None and str(part.cuda_index) == index:
                 return part
         have = [f"cuda:{part.cuda_index}" for part in parts if part.cuda_index is not None]
         raise DeviceSpecError(

@@ -98,7 +98,7 @@ def _kind(kind: str) -> Kind:
 
 def _list_functions(kind: str, driver: str | None) -> tuple[str, ...]:
     name = f"nvmlDeviceGet{kind}RunningProcesses"
-    release = tuple(int(number) for number in re.findall(r"\d+", driver or ""))[:2]
+    release = tuple(int(number[:9]) for number in re.findall(r"\d+", driver or ""))[:2]
     if _BROKEN_V3[0] <= release < _BROKEN_V3[1]:
         return (f"{name}_v2", f"{name}_v3")
     return (f"{name}_v3", f"{name}_v2", name)

@@ -21,6 +21,7 @@ __all__ = ["number", "smi_snapshot"]
 
 TIMEOUT_S = 5.0
 _MIB = 1024**2
+_TOO_LARGE = 1e12  # for any of the units; NVML has no such number
 # nvidia-smi writes words into columns of numbers.
 _WORDS = {
     "": "not_supported",
@@ -61,7 +62,10 @@ def number(text: str) -> tuple[float | None, str | None]:
     if word in _WORDS:
         return None, _WORDS[word]
     found = re.match(r"[-+]?\d+(\.\d+)?", word)
-    return (float(found.group()), None) if found else (None, "not_reported")
+    if found is None:
+        return None, "not_reported"
+    amount = float(found.group())
+    return (amount, None) if abs(amount) < _TOO_LARGE else (None, "implausible")
 
 
 def smi_snapshot(problem: Unavailable) -> Snapshot:
@@ -131,8 +135,11 @@ def _query(what: str, names: tuple[str, ...]) -> list[list[str]]:
     if done.returncode != 0:
         said = (done.stdout + done.stderr).strip() or f"exit status {done.returncode}"
         raise Unavailable("nvidia_smi_failed", said.splitlines()[0])
-    # The csv module, because names may hold commas.
-    rows = csv.reader(done.stdout.splitlines(), skipinitialspace=True)
+    try:
+        # The csv module, because names may hold commas.
+        rows = [*csv.reader(done.stdout.splitlines(), skipinitialspace=True)]
+    except csv.Error as error:
+        raise Unavailable("nvidia_smi_failed", f"its output is no table: {error}") from None
     return [row for row in rows if len(row) >= len(names)]
 
 
@@ -156,7 +163,10 @@ def _gpu(row: dict[str, str], apps: list[list[str]]) -> Gpu:
             reasons[key] = reason
         else:
             reasons.pop(key, None)
-    processes = tuple(_process(app) for app in apps if app[0] == row.get("uuid"))
+    listed = [app for app in apps if app[0] == row.get("uuid")]
+    processes = tuple(_process(app) for app in listed if re.fullmatch(r"\d{1,10}", app[1]))
+    if len(processes) < len(listed):
+        reasons["processes"] = "not_reported"
     return replace(Gpu(nvml_index=0), processes=processes, reasons=reasons, **values)
 
 

@@ -42,7 +42,8 @@ def visible_entries(value: str | None) -> list[int] | list[str] | None:
     for entry in value.split(","):
         # CUDA reads the number an entry starts with and ignores the rest of it.
         number = re.match(r"[+-]?\d+", entry.strip())
-        index = int(number.group()) if number else -1
+        # Twenty digits are more than there are GPUs, and Python refuses to read some thousand.
+        index = int(number.group()[:20]) if number else -1
         if index < 0:
             break
         if index in found:

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -287,7 +288,8 @@ def _unmask(facts: Facts) -> str:
 
 
 def _major(version: str | None) -> int:
-    return int(version.partition(".")[0]) if version else 0
+    number = re.match(r"\d{1,9}", version or "")
+    return int(number.group()) if number else 0
 
 
 def supports(archs: Iterable[str], capability: tuple[int, int] | None) -> bool:
