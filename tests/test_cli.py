@@ -67,7 +67,9 @@ def test_wrong_arguments_are_2(arguments, capsys):
     ("arguments", "words"),
     [
         (["--watch", "soon"], "'soon' is not a number"),
-        (["--watch", "0.1"], "'0.1' is not a number of seconds of at least 0.25"),
+        (["--watch", "0.1"], "'0.1' is not a number of seconds from 0.25 to 86400"),
+        (["--watch", "1e30"], "'1e30' is not a number of seconds from 0.25 to 86400"),
+        (["--watch", "nan"], "'nan' is not a number of seconds from 0.25 to 86400"),
         (["--count", "many"], "'many' is not a number"),
         (["--count", "0"], "'0' is not a whole number of at least 1"),
         (["--count", "1.5"], "'1.5' is not a whole number of at least 1"),
@@ -474,3 +476,11 @@ def test_in_other_environments(variable, command, codes):
     assert done.returncode in codes, done.stderr
     assert "Traceback" not in done.stderr
     assert textwrap.dedent(done.stdout) or done.stderr
+
+
+@pytest.mark.parametrize("columns", ["²", "9" * 5000, "-1", "wide"])
+def test_a_width_that_is_no_number_does_not_matter(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    with FakeNvml():
+        assert cli.main(["monitor"]) == 0
+    assert "H100" in capsys.readouterr().out

@@ -29,7 +29,6 @@ from devicekit.env.rules import (
     archs_and_gpu,
     build_and_driver,
     build_and_nvcc,
-    version,
 )
 from devicekit.env.text import as_markdown, as_text, scrub
 from devicekit.monitor import Snapshot, snapshot, visible
@@ -115,8 +114,15 @@ def test_r100_build_and_nvcc(build, nvcc, level, code):
 
 @given(st.text(max_size=12), st.text(max_size=12) | st.none(), st.text(max_size=8) | st.none())
 def test_build_and_driver_never_fails(build, driver, supports):
-    if version(build):
-        assert build_and_driver(build, driver, supports).level in ("ok", "error", "unknown")
+    assert build_and_driver(build, driver, supports).level in ("ok", "error", "unknown")
+
+
+@pytest.mark.parametrize("text", ["git", "", "9" * 5000, f"12.{'9' * 5000}"])
+def test_versions_that_are_none_are_judged_too(text):
+    assert build_and_driver(text, "550.54.14", "12.4").level in ("ok", "error", "unknown")
+    assert build_and_driver("12.4", text, text).level in ("ok", "error", "unknown")
+    assert build_and_nvcc("12.4", text).level in ("warning", "error")
+    assert archs_and_gpu([f"sm_{text}"], text, "GPU 0").level == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -355,6 +361,17 @@ def test_an_nvcc_that_gives_no_version(nvcc_at, says, reason):
     path = nvcc_at("home", says)
     (found,) = toolkits.find_nvccs({"CUDA_HOME": str(path.parent.parent)})
     assert (found.version, found.reasons["version"], found.used) == (None, reason, True)
+
+
+@pytest.mark.usefixtures("no_installed_toolkit")
+@pytest.mark.parametrize("bad", ["loop", "x" * 300, "file"])
+def test_a_bad_place_hides_no_other_nvcc(nvcc_at, tmp_path, bad):
+    path = nvcc_at("home")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").touch()
+    on_path = os.pathsep.join([str(tmp_path / bad), str(path.parent)])
+    (found,) = toolkits.find_nvccs({"CUDA_HOME": str(tmp_path / bad), "PATH": on_path})
+    assert (found.path, found.used) == (str(path), False)
 
 
 @pytest.mark.usefixtures("no_installed_toolkit")
@@ -724,9 +741,15 @@ def test_scrub(text, clean):
 
 def test_scrub_hides_home_and_user(monkeypatch):
     monkeypatch.setattr("getpass.getuser", lambda: "lovelace")
-    monkeypatch.setattr(Path, "home", lambda: Path("/data/lovelace"))
+    monkeypatch.setenv("HOME", "/data/lovelace")
     text = scrub("cannot open /data/lovelace/env/lib.so as lovelace")
     assert text == "cannot open .../lib.so as user"
+
+
+@pytest.mark.parametrize("home", ["~", "~nobody-of-this-name", "", "."])
+def test_scrub_without_a_home(monkeypatch, home):
+    monkeypatch.setenv("HOME", home)
+    assert scrub("cannot open /data/lib.so") == "cannot open .../lib.so"
 
 
 @given(st.text())

@@ -15,6 +15,7 @@ from devicekit.cli.output import (
     INTERRUPTED,
     OK,
     add_form,
+    height,
     note,
     print_json,
     use_color,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to", "run"]
 
-_SHORTEST_S, _DEFAULT_S = 0.25, 2.0
+_SHORTEST_S, _DEFAULT_S, _LONGEST_S = 0.25, 2.0, 86_400.0
 _INSTALL_RICH = "For a table that refreshes in place, run: pip install 'torch-devicekit[monitor]'"
 
 
@@ -53,9 +54,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def _interval(text: str) -> float:
     seconds = _number(text)
-    if not _SHORTEST_S <= seconds < float("inf"):
+    if not _SHORTEST_S <= seconds <= _LONGEST_S:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of seconds of at least {_SHORTEST_S:g}"
+            f"{text!r} is not a number of seconds from {_SHORTEST_S:g} to {_LONGEST_S:g}"
         )
     return seconds
 
@@ -126,6 +127,7 @@ def _drawer(stack: ExitStack, once: bool) -> Callable[[Snapshot], None]:
     console = Console(
         file=sys.stdout,
         width=width(),
+        height=height(),  # given both, it does not read COLUMNS, where some values make it fail
         color_system="standard" if color else None,
         force_terminal=color or None,
         no_color=not color,
@@ -144,7 +146,7 @@ def _drawer(stack: ExitStack, once: bool) -> Callable[[Snapshot], None]:
     live = stack.enter_context(Live(console=console, auto_refresh=False))
 
     def in_place(shot: Snapshot) -> None:
-        console.width = width()
+        console.width, console.height = width(), height()
         live.update(as_rich(shot, width=width()), refresh=True)
 
     return in_place

@@ -16,6 +16,7 @@ __all__ = [
     "INTERRUPTED",
     "OK",
     "add_form",
+    "height",
     "mute",
     "note",
     "print_json",
@@ -50,6 +51,11 @@ def note(text: str) -> None:
 def width() -> int:
     """The columns of the terminal."""
     return shutil.get_terminal_size((80, 24)).columns
+
+
+def height() -> int:
+    """The lines of the terminal."""
+    return shutil.get_terminal_size((80, 24)).lines
 
 
 def use_color(stream: TextIO) -> bool:

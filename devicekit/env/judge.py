@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from devicekit.env.data import EnvGpu, Environment, Level, Verdict
@@ -193,7 +193,7 @@ def _home(report: Environment) -> Iterator[Verdict]:
     named = [name for name in ("CUDA_HOME", "CUDA_PATH") if report.variables.get(name)]
     if not named or report.nvcc is not None or any(nvcc.used for nvcc in report.nvccs):
         return
-    exists = Path(report.variables[named[0]]).is_dir()
+    exists = os.path.isdir(report.variables[named[0]])
     found = f"{named[0]} is set, but {'has no nvcc' if exists else 'is no folder'}"
     others = [nvcc.version for nvcc in report.nvccs if nvcc.version]
     remedy = f"Unset {named[0]}, or point it at a CUDA toolkit"

@@ -39,7 +39,8 @@ def version(text: str | None) -> tuple[int, ...]:
         >>> version("550.54.14"), version("12.4") > version("12"), version(None)
         ((550, 54, 14), True, ())
     """
-    return tuple(int(number) for number in re.findall(r"\d+", text or ""))
+    # Nine digits are enough to compare by, and Python refuses to read some thousand.
+    return tuple(int(number[:9]) for number in re.findall(r"\d+", text or ""))
 
 
 def build_and_driver(
@@ -80,12 +81,12 @@ def _judge_driver(
 ) -> tuple[Level, str, str, str]:
     """Return level, code, rule and remedy."""
     wanted, supported, known = version(build), version(driver_cuda), version(driver)
-    if supported and supported[:2] >= wanted[:2]:
+    if wanted and supported and supported[:2] >= wanted[:2]:
         rule = "a driver runs every CUDA up to the one it supports"
         return "ok", "driver_supports_build", rule, ""
-    family = wanted[0]
+    family, minor = (*wanted, 0, 0)[:2]
     # Before CUDA 11 minor versions were not compatible.
-    exact = _EXACT.get(f"{family}.{(*wanted, 0)[1]}")
+    exact = _EXACT.get(f"{family}.{minor}")
     oldest = exact if family < 11 else _FAMILIES.get(family)
     if oldest is None:
         rule = f"no rule is known for CUDA {build} on a driver that may be older than it"

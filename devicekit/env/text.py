@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 
 from devicekit.env.data import EnvGpu, Environment, Nvcc
 from devicekit.monitor.reasons import UNAVAILABLE
@@ -72,7 +72,8 @@ def scrub(text: str) -> str:
         >>> scrub("see https://pytorch.org/get-started/locally")
         'see https://pytorch.org/get-started/locally'
     """
-    for private in {str(Path.home()), str(Path.home()).replace("\\", "/")}:
+    home = os.path.expanduser("~")  # itself where there is no home, as in some containers
+    for private in {home, home.replace("\\", "/")}:
         if len(private) > 1:
             text = text.replace(private, "~")
     text = _PATH.sub(_shortened, text)

@@ -41,19 +41,20 @@ def cuda_home(environ: Mapping[str, str]) -> Path | None:
     if sys.platform == "win32":
         return next(iter(sorted(_FOLDER.glob(_PATTERN))), None)
     default = _FOLDER / "cuda"
-    return default if default.exists() else None
+    return default if os.path.exists(default) else None
 
 
 def find_nvccs(environ: Mapping[str, str]) -> tuple[Nvcc, ...]:
     """Return every CUDA compiler: of the variables, on PATH, and in the installer's folders."""
     home = cuda_home(environ)
     chosen = home / "bin" / _NVCC if home else None
-    found: dict[Path, Nvcc] = {}
+    found: dict[str, Nvcc] = {}
     for path, found_by in _candidates(environ):
         # The same file under another name is the same compiler, unless torch uses that name.
-        real = path.resolve()
+        real = os.path.realpath(path)
         used = path == chosen
-        if not path.is_file() or (real in found and (found[real].used or not used)):
+        # Not `Path.is_file`, which raises for a folder that may not be read.
+        if not os.path.isfile(path) or (real in found and (found[real].used or not used)):
             continue
         release, reason = _release(path)
         found[real] = Nvcc(
