@@ -6,6 +6,7 @@ import linecache
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -369,6 +370,34 @@ def test_lookup_of_nested_items() -> None:
     assert value_of("net[-1]", **scope) is layers[1]
     assert value_of("d['a'][1][0]", **scope) == 2
     assert value_of("d['a'][7]", **scope) is MISSING
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "input type  weight type ",
+        "expects ",
+        "expected ",
+        "mismatch between ",
+        "does not match ",
+        "same device found ",
+        "type of device ",
+        "can't convert ",
+    ],
+)
+def test_a_long_text_is_searched_in_little_time(words: str) -> None:
+    text = words * 2000
+    start = time.perf_counter()
+    assert not is_suspect(text) or "same device" in text
+    wants_host(text)
+    devices_said(text)
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize("name", ["foo", "cuda:-1", "CPU", "cpu:"])
+def test_other_sentences_with_the_words_of_torch_name_no_device(name: str) -> None:
+    cpu = torch.device("cpu")
+    assert devices_said(f"on the same device, but found {name} and cpu!") == [cpu]
 
 
 @given(st.recursive(st.integers(), lambda inner: st.lists(inner, max_size=3), max_leaves=10))

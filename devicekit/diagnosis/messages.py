@@ -10,6 +10,7 @@ import torch
 
 __all__ = ["devices_in", "devices_said", "first_line", "is_suspect", "wants_host"]
 
+# Gaps have an end: without one, a long text with many beginnings would be searched for hours.
 # Any of these makes a text a suspect. Broad on purpose: what matches by chance is let go when
 # the tensors turn out to agree.
 _SUSPECT = re.compile(
@@ -17,17 +18,17 @@ _SUSPECT = re.compile(
       same\ (?:\w+\ ){0,3}?devices?                  # the same device, same type of device
     | same\ (?:\w+\ ){0,3}?device\ type
     | different\ (?:\w+\ )?devices?
-    | devices?\ must\ match | must\ match\ device | does\ not\ match\ .*device
+    | devices?\ must\ match | must\ match\ device | does\ not\ match\ .{0,300}device
     | devices\ to\ be\ of\ the\ same\ type
-    | device\ mismatch | device\ index\ mismatch | mismatch\ between\b.*device
+    | device\ mismatch | device\ index\ mismatch | mismatch\ between\b.{0,300}device
     | is\ not\ on\ the\ expected\ device
     | on\ expected\ device | expected\ device\(s\)
-    | expects?\ .*\ to\ be\ on\ (?:the\ )?(?:device|cpu|gpu|cuda)
-    | expected\ .*\ (?:to\ be\ on|to\ have)\ device
+    | expects?\ .{0,300}\ to\ be\ on\ (?:the\ )?(?:device|cpu|gpu|cuda)
+    | expected\ .{0,300}\ (?:to\ be\ on|to\ have)\ device
     | expected\ a\ '\w+'\ device\ type\ for\ generator
     | expected\ '\w+'\ to\ be\ (?:a\ )?\w+\ tensor,\ but\ got\ tensor\ on
-    | input\ type\ .*\ weight\ type\ .*should\ be\ the\ same
-    | input\ type\ .*\ bias\ type\ .*should\ be\ the\ same
+    | input\ type\ .{0,300}\ weight\ type\ .{0,300}should\ be\ the\ same
+    | input\ type\ .{0,300}\ bias\ type\ .{0,300}should\ be\ the\ same
     | input\ and\ (?:hidden|parameter)\ tensors\ are\ not\ at
     | dense\ tensor,\ but\ got\ tensor\ on\ device
     | device\(\)\ ==
@@ -38,11 +39,11 @@ _SUSPECT = re.compile(
     | must\ (?:all\ )?(?:be|reside|live)\ on\ (?:the\ )?(?:cpu|cuda|gpu|device)
     | must\ be\ an?\ (?:cpu|cuda|xpu|mps|\w+)\ tensor
     | should\ be\ a\ 1d\ cpu\ int64\ tensor
-    | can't\ convert\ .*\ device\ type\ tensor\ to\ numpy
-    | type\ of\ device\ .*\ but\ got
+    | can't\ convert\ .{0,300}\ device\ type\ tensor\ to\ numpy
+    | type\ of\ device\ .{0,300}\ but\ got
     | on\ the\ same\ type\ of\ devices?
     | parameters\ (?:and\ buffers\ )?on\ device
-    | expects?\ .*\ cpu\ tensors?
+    | expects?\ .{0,300}\ cpu\ tensors?
     | attempting\ to\ (?:send|receive)\ a\ tensor\ with\ unexpected\ device
     | expected\ object\ of\ (?:backend|device\ type)
     | found\ (?:at\ least\ )?two\ devices
@@ -53,7 +54,7 @@ _SUSPECT = re.compile(
 # In these the tensor on the accelerator is the one that is off: the operation runs on the host.
 _HOST = re.compile(
     r"""
-      can't\ convert\ .*\ device\ type\ tensor\ to\ numpy
+      can't\ convert\ .{0,300}\ device\ type\ tensor\ to\ numpy
     | should\ be\ a\ 1d\ cpu\ int64\ tensor
     | expected\ a\ 'cpu'\ device\ type\ for\ generator
     | should\ (?:always\ )?be\ on\ cpu
@@ -92,12 +93,23 @@ def devices_in(text: str, also: str = "") -> list[str]:
 
 def devices_said(text: str) -> list[torch.device]:
     """The devices in the sentence that torch has for a mismatch."""
-    match = re.search(
-        r"same device.*?found (?:at least two devices, )?(.+?) and (.+?)!"
-        r"|same device.*? is on (\S+), different from other tensors on (\S+)",
-        text,
-    )
-    return [torch.device(one) for one in match.groups() if one] if match is not None else []
+    match = _SAID.search(text)
+    found = [] if match is None else [one for one in match.groups() if one]
+    return [torch.device(one) for one in found if _is_device(one)]
+
+
+_SAID = re.compile(
+    r"same device.{0,300}?found (?:at least two devices, )?(\S{1,40}) and (\S{1,40})!"
+    r"|same device.{0,300}? is on (\S{1,40}), different from other tensors on (\S{1,40})"
+)
+
+
+def _is_device(text: str) -> bool:
+    try:
+        torch.device(text)
+    except RuntimeError:  # somebody else's sentence in the same words
+        return False
+    return True
 
 
 def first_line(text: str) -> str:
