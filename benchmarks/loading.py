@@ -1,14 +1,15 @@
 """What a batch costs on its way from a worker; how soon the first one is there; how much overlaps.
 
-    python benchmarks/loading.py             all, into results/loading.json and .md
-    python benchmarks/loading.py --quick     a few seconds, to see that it runs
-    python benchmarks/loading.py --again "dict of 8" starting     these once more
+    python benchmarks/loading.py             all, into results/loading.json, .md and .svg
+    python benchmarks/loading.py --quick     less than a minute, no files: to see that it runs
 
-Transport is paired: in each round every loader runs one epoch, in a new order. Peers that are not
-installed are left out.
+Transport is paired: in each round every loader runs one epoch, in a new order. The second start of
+the fork server is paired with fork's: one process starts them in turn. Peers that cannot be
+imported are left out.
 """
 
 import argparse
+import contextlib
 import gc
 import json
 import multiprocessing
@@ -17,6 +18,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import warnings
@@ -38,6 +40,8 @@ from devicekit import DataLoader  # noqa: E402
 from devicekit.prefetch import run_schedule  # noqa: E402
 
 TorchLoader = torch.utils.data.DataLoader
+NORMALISED = "uint8 image and label, normalised"
+"""The batches that timm's loader takes. It normalises them, so here the others' are as well."""
 
 
 class Repeats(Dataset[Any]):
@@ -62,12 +66,17 @@ def image(index: int) -> torch.Tensor:
     return torch.full((3, 224, 224), float(index))
 
 
+def bytes_and_label(index: int) -> tuple[torch.Tensor, int]:
+    return torch.full((3, 224, 224), index, dtype=torch.uint8), index
+
+
 # name: one sample, samples in a batch (None: a sample is a batch), batches in an epoch
 BATCHES: dict[str, tuple[Callable[[int], Any], int | None, int]] = {
     "one tensor, 2 KB": (lambda index: torch.full((16,), float(index)), 32, 60),
     "one tensor, 1 MB": (lambda index: torch.full((8192,), float(index)), 32, 40),
     "images, 19 MB": (image, 32, 12),
     "image and label": (lambda index: (image(index), index), 32, 12),
+    NORMALISED: (bytes_and_label, 32, 12),
     "dict of 8": (dict_of(8, 128), 32, 30),
     "dict of 64": (dict_of(64, 16), 32, 12),
     "list of 1000": (lambda index: many(index), None, 6),
@@ -97,7 +106,27 @@ def loaders(dataset: Dataset[Any], batch_size: int | None) -> dict[str, Iterable
         found["PyG PrefetchLoader"] = PrefetchLoader(TorchLoader(dataset, **settings), "cpu")
     if find_spec("tensordict") and isinstance(sample, dict):
         found["tensordict.consolidate"] = TorchLoader(dataset, collate_fn=consolidated, **settings)
+    if isinstance(sample, tuple) and sample[0].dtype is torch.uint8:
+        found = {name: Normalised(loader) for name, loader in found.items()}
+        with contextlib.suppress(ImportError, RuntimeError):  # a torchvision for another torch
+            from timm.data.loader import PrefetchLoader
+
+            loader = TorchLoader(dataset, **settings)
+            found["timm PrefetchLoader"] = PrefetchLoader(loader, device=torch.device("cpu"))
     return found
+
+
+class Normalised:
+    """Normalises the images of a loader as timm's does."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+        self.mean = torch.tensor([0.485, 0.456, 0.406]).mul_(255).view(1, 3, 1, 1)
+        self.std = torch.tensor([0.229, 0.224, 0.225]).mul_(255).view(1, 3, 1, 1)
+
+    def __iter__(self) -> Iterator[Any]:
+        for images, labels in self.loader:
+            yield images.to(torch.float32).sub_(self.mean).div_(self.std), labels
 
 
 def consolidated(samples: list[Any]) -> Any:
@@ -107,18 +136,16 @@ def consolidated(samples: list[Any]) -> Any:
 
 
 def seconds_per_batch(loader: Iterable[Any]) -> float:
-    batches: Iterator[Any] = iter(loader)
-    next(batches)  # the worker is there
-    start = time.perf_counter()
-    count = sum(1 for _ in batches)
-    return (time.perf_counter() - start) / count
+    # Without the first, which waits for the worker, and the last: where a loader is one batch ahead
+    # of what it hands out, that one is there already.
+    first, *between, end, _ = [time.perf_counter() for _ in loader]
+    return (end - first) / (len(between) + 1)
 
 
-def transport(rounds: int, only: list[str]) -> dict[str, Any]:
+def transport(rounds: int, names: list[str]) -> dict[str, Any]:
     results = {}
-    for name, (make, batch_size, count) in BATCHES.items():
-        if only and name not in only:
-            continue
+    for name in names:
+        make, batch_size, count = BATCHES[name]
         competitors = loaders(Repeats(make, count, batch_size or 1), batch_size)
         times: dict[str, list[float]] = {each: [] for each in competitors}
         for _ in range(rounds):
@@ -143,67 +170,86 @@ def transport(rounds: int, only: list[str]) -> dict[str, Any]:
 
 
 START = """
-    import multiprocessing, statistics, sys, time
+    import json, sys, time
     import torch
 
     def timed(make):
         start = time.perf_counter()
-        loader = make()
-        next(iter(loader))
-        return (time.perf_counter() - start) * 1e3
+        batches = iter(make())
+        next(batches)
+        return (time.perf_counter() - start) * 1e3  # the workers stop after that
 
     if __name__ == "__main__":
         from torch.utils.data import DataLoader as TorchLoader, TensorDataset
         from devicekit import DataLoader
-        kind, method = sys.argv[1:]
+        kind, *methods = sys.argv[1:]
         data = TensorDataset(torch.arange(64.0))
-        settings = dict(batch_size=4, num_workers=2, multiprocessing_context=method)
-        if kind == "devicekit":
-            settings["device"] = "cpu"
         Loader = DataLoader if kind == "devicekit" else TorchLoader
-        quick = method == "fork" or (kind, method) == ("devicekit", "forkserver")
-        times = [timed(lambda: Loader(data, **settings)) for _ in range(6 if quick else 2)]
-        kept = Loader(data, persistent_workers=True, **settings)
-        list(kept)
-        print(times[0], min(times[1:]), min(timed(lambda: kept) for _ in range(5)))
+        place = dict(device="cpu") if kind == "devicekit" else {}
+
+        def make(method, **more):
+            more |= dict(batch_size=4, num_workers=2, multiprocessing_context=method)
+            return Loader(data, **more, **place)
+
+        def start(method):
+            return timed(lambda: make(method))
+
+        first = [start(method) for method in methods]
+        slow = "spawn" in methods or (kind, methods) == ("torch", ["forkserver"])
+        later = [[start(method) for method in methods] for _ in range(1 if slow else 5)]
+        kept = [make(method, persistent_workers=True) for method in methods]
+        kept_times = [min(timed(lambda: each) for _ in range(6)) for each in kept]
+        print(json.dumps([first, later, kept_times]))
 """
 
 
-def starting(rounds: int) -> dict[str, Any]:
-    """Milliseconds to the first batch of two workers, each in a process of its own; paired."""
-    script = ROOT / "benchmarks" / "_start.py"
-    script.write_text(textwrap.dedent(START))
-    methods = multiprocessing.get_all_start_methods()
+SERVER_OVER_FORK = "forkserver's second start over fork's"
+
+
+def starting(rounds: int, methods: list[str]) -> dict[str, Any]:
+    """Milliseconds to the first batch of two workers; each start method in its own process.
+
+    One more process starts devicekit's workers by fork and by the fork server in turn.
+    """
     order = [(kind, method) for kind in ("torch", "devicekit") for method in methods]
-    runs: dict[str, list[list[float]]] = {f"{kind}, {method}": [] for kind, method in order}
-    try:
-        for _ in range(rounds):
-            random.shuffle(order)
-            for kind, method in order:
-                values = _start(script, kind, method).split()
-                runs[f"{kind}, {method}"].append([float(value) for value in values])
-                print(kind, method, values, flush=True)
-    finally:
-        script.unlink()
+    runs: dict[str, list[tuple[float, ...]]] = {f"{kind}, {method}": [] for kind, method in order}
+    ratios = []
+    for _ in range(rounds):
+        random.shuffle(order)
+        for kind, method in order:
+            [first], later, [kept] = started(kind, method)
+            runs[f"{kind}, {method}"].append((first, min(x for [x] in later), kept))
+            print(kind, method, runs[f"{kind}, {method}"][-1], flush=True)
+        _, later, _ = started("devicekit", "fork", "forkserver")
+        ratios += [server / fork for fork, server in later]
+        print("devicekit, fork and forkserver in turn", later, flush=True)
+    kinds = ("first", "second", "kept workers")
     results: dict[str, Any] = {
-        name: dict(zip(("first", "second", "kept workers"), map(min, *found), strict=True))
+        name: dict(zip(kinds, map(min, zip(*found, strict=True)), strict=True))
         for name, found in runs.items()
     }
-    pairs = zip(runs["devicekit, forkserver"], runs["devicekit, fork"], strict=True)
-    results["forkserver's second start over fork's, median"] = statistics.median(
-        server[1] / fork[1] for server, fork in pairs
-    )
+    results[SERVER_OVER_FORK] = {
+        "median": statistics.median(ratios),
+        "least": min(ratios),
+        "most": max(ratios),
+        "pairs": len(ratios),
+    }
     return results
 
 
-def _start(script: Path, kind: str, method: str) -> str:
-    return subprocess.run(
-        [sys.executable, str(script), kind, method],
-        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+def started(kind: str, *methods: str) -> Any:
+    """What START prints: by method the first start, rounds of later ones, and kept workers."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        script.write(textwrap.dedent(START))
+        script.flush()
+        done = subprocess.run(
+            [sys.executable, script.name, kind, *methods],
+            env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    return json.loads(done.stdout)
 
 
 def overlap() -> dict[str, Any]:
@@ -221,7 +267,13 @@ def overlap() -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     names = list(dict.fromkeys(name for row in results["transport"].values() for name in row))
-    lines = ["## Transport: one worker, ms per batch (times as fast as torch, paired median)", ""]
+    before, after = results["load_before_and_after"]
+    lines = [
+        f"The machine's load was {before:.1f} before and {after:.1f} after, on {os.cpu_count()} "
+        "cores. Machine and versions are in `loading.json`.",
+        "",
+    ]
+    lines += ["## Transport: one worker, ms per batch (times as fast as torch, paired median)", ""]
     lines += ["| batch | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for batch, row in results["transport"].items():
         cells = [
@@ -229,13 +281,21 @@ def table(results: dict[str, Any]) -> str:
             for name in names
         ]
         lines.append(f"| {batch} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "timm's loader normalises; in its row all others' batches are normalised as well.",
+    ]
     lines += ["", "## Start-up: two workers, ms to the first batch", ""]
     lines += ["| loader, start method | first | second | kept workers |", "|---|---|---|---|"]
-    for name, row in results["starting"].items():
-        if isinstance(row, dict):
-            lines.append(
-                f"| {name} | " + " | ".join(f"{value:.0f}" for value in row.values()) + " |"
-            )
+    starts = dict(results["starting"])
+    paired = starts.pop(SERVER_OVER_FORK)
+    for name, row in starts.items():
+        lines.append(f"| {name} | " + " | ".join(f"{value:.0f}" for value in row.values()) + " |")
+    lines += [
+        "",
+        f"devicekit, {SERVER_OVER_FORK}: {paired['median']:.2f} times, the median of "
+        f"{paired['pairs']} pairs ({paired['least']:.2f} to {paired['most']:.2f}).",
+    ]
     lines += ["", "## Overlap, in the virtual-time model (not a GPU)", ""]
     lines += ["| setting | efficiency | races | batches on the device |", "|---|---|---|---|"]
     for name, row in results["overlap"].items():
@@ -251,15 +311,16 @@ def plot(results: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
     names = list(dict.fromkeys(name for row in results["transport"].values() for name in row))
+    width = 0.9 / len(names)
     for offset, name in enumerate(names):
         places = [
-            (place + (offset - len(names) / 2) * 0.13, row[name]["ms"])
+            (place + (offset - (len(names) - 1) / 2) * width, row[name]["ms"])
             for place, row in enumerate(results["transport"].values())
             if name in row
         ]
-        axes.bar([x for x, _ in places], [y for _, y in places], 0.13, label=name)
+        axes.bar([x for x, _ in places], [y for _, y in places], width, label=name)
     axes.set(yscale="log", ylabel="ms per batch, one worker")
-    axes.set_xticks(range(len(batches)), batches, fontsize=8)
+    axes.set_xticks(range(len(batches)), batches, fontsize=8, rotation=20, ha="right")
     axes.legend(fontsize=8)
     figure.savefig(path)
 
@@ -267,27 +328,25 @@ def plot(results: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--again", nargs="*", default=[], metavar="PART")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    load = [os.getloadavg()[0]]
     if arguments.quick:
-        quickly = {"transport": transport(2, ["one tensor, 2 KB", "dict of 8"]), "starting": {}}
-        print(table({**quickly, "overlap": overlap()}))
-        return
-    if arguments.again:
-        results = json.loads((RESULTS / "loading.json").read_text())
-        again = [name for name in arguments.again if name in BATCHES]
-        if again:
-            results["transport"] |= transport(5, again)
-        if "starting" in arguments.again:
-            results["starting"] = starting(3)
+        found = transport(2, ["one tensor, 2 KB", "dict of 8", NORMALISED]), starting(1, ["fork"])
     else:
-        results = {"transport": transport(7, []), "starting": starting(3), "overlap": overlap()}
+        found = transport(7, list(BATCHES)), starting(3, multiprocessing.get_all_start_methods())
+    load.append(os.getloadavg()[0])
+    results = {
+        "load_before_and_after": load,
+        "transport": found[0],
+        "starting": found[1],
+        "overlap": overlap(),
+    }
     print(table(results))
-    measured = {name: results[name] for name in ("transport", "starting", "overlap")}
-    measured["load_average"] = os.getloadavg()
-    write("loading", measured, "accelerate", "tensordict", "torch_geometric")
+    if arguments.quick:
+        return
+    write("loading", results, "accelerate", "tensordict", "timm", "torch_geometric", "torchvision")
     (RESULTS / "loading.md").write_text(table(results))
     if find_spec("matplotlib"):
         plot(results, RESULTS / "loading.svg")
