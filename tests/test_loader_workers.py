@@ -30,7 +30,7 @@ from torch.utils.data import (
 import devicekit
 from devicekit import DataLoader, DeviceError, PinMemoryError, WorkerDeviceError
 from devicekit.loader import starting
-from devicekit.loader.faults import device_fault, explained
+from devicekit.loader.faults import device_fault, explained, shortage_ahead
 from devicekit.loader.workers import held_on_accelerator
 
 TorchLoader = torch.utils.data.DataLoader
@@ -736,25 +736,9 @@ def test_r055_other_errors_are_not_shortages():
     assert explained(ValueError("Too many open files")) is None
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_r055_shared_memory_that_is_too_small():
-    program = """
-        import torch
-        from devicekit import DataLoader, DeviceError
-
-        class Images(torch.utils.data.Dataset):
-            def __len__(self):
-                return 64
-            def __getitem__(self, index):
-                return torch.ones(3, 224, 224)
-
-        try:
-            list(DataLoader(Images(), 16, num_workers=1, device="cpu"))
-        except DeviceError as error:
-            print(str(error).replace("\\n", " "))
-    """
-    mount = "mount -t tmpfs -o size=8m none /dev/shm"
+def with_shared_memory(size, program):
+    """What the program prints where /dev/shm has this size."""
+    mount = f"mount -t tmpfs -o size={size} none /dev/shm"
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", f'{mount} && exec {sys.executable} -c "$PROGRAM"'],
         env={
@@ -768,8 +752,71 @@ def test_r055_shared_memory_that_is_too_small():
     )
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip(f"no mount namespace here: {done.stderr}")
-    assert "/dev/shm 8.4 MB, of which" in done.stdout, (done.stdout, done.stderr)
-    assert "--shm-size" in done.stdout
+    assert done.stdout, done.stderr
+    return done.stdout
+
+
+IMAGES = """
+        import warnings
+        import torch
+        from devicekit import DataLoader, DeviceError
+
+        class Images(torch.utils.data.Dataset):
+            def __len__(self):
+                return 64
+            def __getitem__(self, index):
+                return torch.ones(3, 224, 224)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_r055_shared_memory_that_is_too_small():
+    program = (
+        IMAGES
+        + """
+        try:
+            list(DataLoader(Images(), 16, num_workers=1, device="cpu"))
+        except DeviceError as error:
+            print(str(error).replace("\\n", " "))
+    """
+    )
+    said = with_shared_memory("8m", program)
+    assert "/dev/shm 8.4 MB, of which" in said
+    assert "--shm-size" in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_r055_shared_memory_that_may_not_suffice_is_told_at_the_first_batch():
+    program = (
+        IMAGES
+        + """
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for epoch in range(2):
+                list(DataLoader(Images(), 32, num_workers=1, prefetch_factor=4, device="cpu"))
+        for each in said:
+            print(each.message)
+    """
+    )
+    said = with_shared_memory("60m", program)
+    assert said.startswith(
+        "the first batch has 19.3 MB of tensors, and 4 like it are loaded ahead (`num_workers` 1 x "
+        "`prefetch_factor` 4), in all 77.1 MB; /dev/shm had 62.9 MB free before. Workers that find "
+        "no more are killed. Fix: give the process more shared memory"
+    )
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("free", "told"), [(None, False), (399, True), (400, False)])
+def test_r055_the_estimate_for_what_is_loaded_ahead(free, told):
+    batch = {"x": torch.zeros(25), "sparse": torch.eye(9).to_sparse(), "id": 3}
+    text = shortage_ahead(batch, 2, 2, free)
+    assert (text is not None) == told
+    if told:
+        assert "4 like it" in text
+        assert "400 bytes; /dev/shm had 399 bytes free" in text
 
 
 @pytest.mark.slow

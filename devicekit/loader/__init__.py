@@ -14,6 +14,7 @@ from devicekit import compat
 from devicekit.device import Device
 from devicekit.loader.distributed import EpochSampler, world_size
 from devicekit.loader.epoch import Epoch, Indices, Running, cpu_by_default
+from devicekit.loader.faults import free_shared_memory
 from devicekit.loader.report import worker_device_error
 from devicekit.loader.starting import context_for
 from devicekit.loader.workers import Collate, Found, held_on_accelerator, with_safe_queues
@@ -237,8 +238,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             changes["multiprocessing_context"] = with_safe_queues(context)
         elif self._adapted:
             changes |= _WITHOUT_WORKERS
+        free = free_shared_memory() if workers else None
         batches = compat.started_loader(self, changes)
-        running = Running(batches, collate, indices)
+        running = Running(batches, collate, indices, free)
         if workers and self.persistent_workers:
             self._running = running
         return running

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 
 from devicekit import compat
-from devicekit.loader.faults import device_fault, explained
+from devicekit.errors import warn_once
+from devicekit.loader.faults import device_fault, explained, shortage_ahead
 from devicekit.loader.report import warn_of_adapting, worker_device_error
 from devicekit.loader.workers import Collate, Found, Parcel, Undelivered
 
@@ -52,6 +53,7 @@ class Running(NamedTuple):
     batches: Iterator[Any]
     collate: Collate
     indices: Indices | None  # None for an IterableDataset
+    free_shared_memory: int | None = None  # bytes before the workers started, if known
 
     @property
     def has_workers(self) -> bool:
@@ -64,6 +66,7 @@ class Startable(Protocol):
 
     dataset: Any
     num_workers: int
+    prefetch_factor: int | None
     in_order: bool
     on_device_data: str
     persistent_workers: bool
@@ -140,8 +143,17 @@ class Epoch:
             warn_of_adapting(self.loader, reason, self.running.indices)
         if self.running.indices is not None:
             self.running.indices.pop()
+        batch = batch.batch if type(batch) is Parcel else batch
+        if not self.delivered and self.running.has_workers:
+            self._estimate(batch)
         self.delivered += 1
-        return batch.batch if type(batch) is Parcel else batch
+        return batch
+
+    def _estimate(self, batch: object) -> None:
+        workers, factor = self.loader.num_workers, self.loader.prefetch_factor or 2
+        text = shortage_ahead(batch, workers, factor, self.running.free_shared_memory)
+        if text is not None:  # not by its text: another epoch begins with a batch of another size
+            warn_once(text, key=f"shared memory for {workers} x {factor} batches")
 
     def _mend(self, error: Exception) -> Any:
         if self.running.has_workers and device_fault(error):

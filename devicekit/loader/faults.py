@@ -12,9 +12,11 @@ from pathlib import Path
 import torch
 
 from devicekit.errors import DeviceError, PinMemoryError
+from devicekit.pin import is_dense_host_memory
+from devicekit.tree import find_tensors
 from devicekit.units import format_bytes
 
-__all__ = ["device_fault", "explained"]
+__all__ = ["device_fault", "explained", "free_shared_memory", "shortage_ahead"]
 
 # What a worker, or the process that receives its tensors, says when accelerator tensors are
 # used in a forked process or sent between processes. Sources: pytorch#40403 (fork), #36037 and
@@ -57,6 +59,37 @@ def explained(error: Exception) -> DeviceError | None:
     if _PIN_THREAD in text:
         return PinMemoryError(_frame(text, _PIN_THREAD_DIED))
     return None
+
+
+def free_shared_memory() -> int | None:
+    """Bytes free for shared memory; None on systems without /dev/shm."""
+    with suppress(OSError, AttributeError):
+        shm = os.statvfs("/dev/shm")
+        return shm.f_frsize * shm.f_bavail
+    return None
+
+
+def shortage_ahead(
+    batch: object, num_workers: int, prefetch_factor: int, free: int | None
+) -> str | None:
+    """What to say if the batches that workers load ahead may not find room in shared memory.
+
+    Args:
+        batch: The first: the others are taken to be as large.
+        num_workers: As the loader's.
+        prefetch_factor: As the loader's.
+        free: Bytes that were free before the workers started, if known.
+    """
+    ahead = num_workers * prefetch_factor
+    nbytes = sum(each.nbytes for _, each in find_tensors(batch) if is_dense_host_memory(each))
+    if free is None or nbytes * ahead <= free:
+        return None
+    return (
+        f"the first batch has {format_bytes(nbytes)} of tensors, and {ahead} like it are loaded "
+        f"ahead (`num_workers` {num_workers} x `prefetch_factor` {prefetch_factor}), in all "
+        f"{format_bytes(nbytes * ahead)}; /dev/shm had {format_bytes(free)} free before. Workers "
+        f"that find no more are killed. Fix: {_MORE_SHARED_MEMORY}"
+    )
 
 
 _MORE_SHARED_MEMORY = (
