@@ -2,12 +2,12 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from types import MethodDescriptorType, ModuleType
+from types import MethodDescriptorType, MethodType, ModuleType
 from typing import Any
 
-from torch.overrides import handle_torch_function, has_torch_function_unary
+from torch import Tensor
 
-__all__ = ["Patches", "method_of_torch"]
+__all__ = ["Patches"]
 
 _ABSENT = object()
 
@@ -37,6 +37,9 @@ class Patches:
             before = vars(owner).get(name, _ABSENT)
         else:
             before = getattr(owner, name, _ABSENT)
+        method = getattr(owner, name, None)
+        if owner is Tensor and isinstance(method, MethodDescriptorType | _StandIn):
+            value = _StandIn(value, method)
         self._undo.append((owner, name, before, value))
         setattr(owner, name, value)
 
@@ -75,24 +78,30 @@ class Patches:
                 table[key] = before
 
 
-@functools.cache
-def method_of_torch(method: Any) -> Callable[..., Any]:
-    """Return what calls a method of Tensor as if nothing stood in its place.
+class _StandIn:
+    """A function in the place of a method of Tensor, and equal to it.
 
-    A subclass compares the function that its `__torch_function__` is told of with torch's own, as
-    torchvision's do with `Tensor.to`. C++ looks that function up by its name, and would find the
-    replacement.
+    A subclass is told, in its `__torch_function__`, of the function that C++ finds under the name:
+    this one. It is `Tensor.to` for who asks now, and is found where torch's own was put into a table
+    before, as torchvision's subclasses do.
     """
-    if not isinstance(method, MethodDescriptorType):
-        return method  # type: ignore[no-any-return]
 
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if has_torch_function_unary(self):
-            return handle_torch_function(method, (self,), self, *args, **kwargs)
-        return method(self, *args, **kwargs)
+    def __init__(self, function: Callable[..., Any], method: Any) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.method = method
 
-    return call
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self.function, instance)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self.method == other
+
+    def __hash__(self) -> int:
+        return hash(self.method)
 
 
 def _inherited(cls: type, name: str) -> Any:

@@ -13,7 +13,7 @@ import torch
 import torch.utils.data.dataset
 
 from devicekit.testing.simulation import private, state
-from devicekit.testing.simulation.patching import Patches, method_of_torch
+from devicekit.testing.simulation.patching import Patches
 
 __all__ = ["SimulatedGenerator", "default", "for_kernel", "install", "seed_all"]
 
@@ -40,7 +40,7 @@ def install(patches: Patches) -> None:
     # `random_split` has the name from an import of its own.
     patches.set(torch.utils.data.dataset, "randperm", torch.randperm)
     for name in _METHODS:
-        patches.set(torch.Tensor, name, _checking(method_of_torch(getattr(torch.Tensor, name))))
+        patches.set(torch.Tensor, name, _checking(getattr(torch.Tensor, name)))
 
 
 _CpuGenerator: Any = torch._C.Generator

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from devicekit.testing.simulation import private, state, tensors
-from devicekit.testing.simulation.patching import Patches, method_of_torch
+from devicekit.testing.simulation.patching import Patches
 
 __all__ = ["install", "location", "restore"]
 
@@ -19,8 +19,8 @@ _plain_clone, _plain_cpu, _plain_to, _plain_share = (
 )
 _plain_new = private.StorageBase.__new__
 _plain_data = private.tensor_data
-_plain_new_like = method_of_torch(torch.Tensor.new)
-_plain_new_tensor = method_of_torch(torch.Tensor.new_tensor)
+_plain_new_like: Any = torch.Tensor.new
+_plain_new_tensor = torch.Tensor.new_tensor
 
 
 def install(patches: Patches) -> None:
@@ -75,7 +75,7 @@ def _new_like(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 def _new_tensor(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     if kwargs.get("device") is None and tensors.is_on_device(self):
         kwargs["device"] = private.tensor_device(self)
-    return _plain_new_tensor(self, *args, **kwargs)  # type: ignore[no-any-return]
+    return _plain_new_tensor(self, *args, **kwargs)
 
 
 def _on_device(storage: Any) -> bool:
@@ -122,10 +122,10 @@ def _share_memory(self: Any) -> Any:
 # ------------------------------------------------------------------ .to and .data
 
 
-_plain_tensor_to = method_of_torch(torch.Tensor.to)
+_plain_tensor_to = torch.Tensor.to
 
 
-@functools.wraps(torch.Tensor.to)
+@functools.wraps(_plain_tensor_to)
 def _tensor_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Let a device without index mean the current one: C++ asks the guard, which knows only 0."""
     if state.current.index:
@@ -133,7 +133,7 @@ def _tensor_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             args = (_indexed(args[0]), *args[1:])
         elif kwargs.get("device") is not None:
             kwargs["device"] = _indexed(kwargs["device"])
-    return _plain_tensor_to(self, *args, **kwargs)  # type: ignore[no-any-return]
+    return _plain_tensor_to(self, *args, **kwargs)
 
 
 def _indexed(spec: Any) -> Any:

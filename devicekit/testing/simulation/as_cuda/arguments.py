@@ -11,7 +11,7 @@ import torch
 
 from devicekit.testing.simulation import private, state
 from devicekit.testing.simulation.as_cuda.devices import NAME, inward, inward_index, is_ours
-from devicekit.testing.simulation.patching import Patches, method_of_torch
+from devicekit.testing.simulation.patching import Patches
 
 __all__ = ["install"]
 
@@ -42,8 +42,7 @@ def install(patches: Patches) -> None:
         patches.set(owner, name, after)
         replaced[id(before)] = replaced[id(inspect.unwrap(before))] = (before, after)
     for name in _METHODS:
-        method = method_of_torch(getattr(torch.Tensor, name))
-        patches.set(torch.Tensor, name, _with_device(method))
+        patches.set(torch.Tensor, name, _with_device(getattr(torch.Tensor, name)))
     patches.set(torch.Tensor, "to", _to(torch.Tensor.to))
     patches.set(torch.Tensor, "cuda", _cuda)
     patches.set(private.DeviceContext, "__init__", _init_context)

@@ -6,7 +6,7 @@ import torch
 
 from devicekit.testing.simulation import private, state, tensors
 from devicekit.testing.simulation.as_cuda.devices import NAME, inward, is_ours, outward
-from devicekit.testing.simulation.patching import Patches, method_of_torch
+from devicekit.testing.simulation.patching import Patches
 
 __all__ = ["install"]
 
@@ -19,8 +19,8 @@ def install(patches: Patches) -> None:
     for name, value in {
         "device": property(_device_getter()),
         "is_cuda": property(_is_cuda),
-        "type": _type(method_of_torch(torch.Tensor.type)),
-        "numpy": _numpy(method_of_torch(torch.Tensor.numpy)),
+        "type": _type(torch.Tensor.type),
+        "numpy": _numpy(torch.Tensor.numpy),
         "__dlpack_device__": _dlpack_device(torch.Tensor.__dlpack_device__),
         "__cuda_array_interface__": property(
             _cuda_array_interface(torch.Tensor.__cuda_array_interface__)
