@@ -251,23 +251,6 @@ def test_metrics_move_with_their_state(simulated_accelerator: Simulation) -> Non
     assert metric.compute().item() == 3
 
 
-def test_image_tensors_of_torchvision(target: torch.device) -> None:
-    try:
-        from torchvision import tv_tensors
-    except Exception as error:  # not there, or built for another torch
-        pytest.skip(f"no torchvision that fits this torch: {error}")
-    image = tv_tensors.Image(torch.zeros(3, 4, 4))
-    boxes = tv_tensors.BoundingBoxes(t(1, 1, 4), format="XYXY", canvas_size=(4, 4))
-
-    moved = to_device({"image": image, "boxes": boxes}, target)
-
-    assert type(moved["image"]) is tv_tensors.Image
-    assert type(moved["boxes"]) is tv_tensors.BoundingBoxes
-    assert moved["boxes"].canvas_size == (4, 4)
-    assert moved["boxes"].format is boxes.format
-    assert moved["image"].device == moved["boxes"].device == target
-
-
 def test_a_model_of_transformers_with_tied_weights() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=8, n_positions=4)
