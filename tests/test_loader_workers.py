@@ -28,7 +28,13 @@ from torch.utils.data import (
 )
 
 import devicekit
-from devicekit import DataLoader, DeviceError, PinMemoryError, WorkerDeviceError
+from devicekit import (
+    DataLoader,
+    DeviceError,
+    DeviceMismatchError,
+    PinMemoryError,
+    WorkerDeviceError,
+)
 from devicekit.loader import starting
 from devicekit.loader.faults import device_fault, explained, shortage_ahead
 from devicekit.loader.workers import held_on_accelerator
@@ -340,6 +346,48 @@ class MovingStream(IterableDataset):
         for index in range(6):
             device = "sim:0" if index >= self.start else "cpu"
             yield {"n": torch.tensor(index, device=device)}
+
+
+class Mixed(Numbers):
+    """One sample is on another device than the others."""
+
+    def __init__(self, odd, others, place):
+        super().__init__()
+        self.odd, self.others, self.place = odd, others, place
+
+    def __getitem__(self, index):
+        here = torch.tensor(index)
+        there = here.to(self.place)
+        return {"n": there if (index == self.odd) == (self.others == "cpu") else here}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("others", ["cpu", "sim:0"])
+def test_samples_of_one_batch_on_several_devices_are_named(workers, others, simulated_accelerator):
+    loader = DataLoader(Mixed(7, others, "sim:0"), 3, num_workers=workers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it loads in the main process
+        got, error = until_error(loader)
+    odd = "sim:0" if others == "cpu" else "cpu"
+    assert got == [0, 1, 2, 3, 4, 5]
+    assert type(error) is DeviceMismatchError
+    assert str(error) == (
+        "expected all tensors of a batch to be on the same device, but "
+        f"`Mixed[6]['n']` is on {others} and `Mixed[7]['n']` is on {odd}\n"
+        "  fix: keep the tensors of the dataset on the CPU, the loader moves the batches to the "
+        "device"
+    )
+    assert "same device" in str(error.__cause__)
+
+
+def test_other_errors_of_collating_mixed_samples_keep_their_type(simulated_accelerator):
+    def collate(samples):
+        raise RuntimeError("out of ideas")
+
+    loader = DataLoader(Mixed(1, "cpu", "sim:0"), 3, collate_fn=collate)
+    with pytest.raises(RuntimeError, match=r"^out of ideas$") as caught:
+        next(iter(loader))
+    assert type(caught.value) is RuntimeError
 
 
 def test_an_iterable_dataset_begins_again_in_the_main_process(simulated_accelerator, said):

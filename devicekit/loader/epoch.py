@@ -13,7 +13,7 @@ import torch
 from devicekit import compat
 from devicekit.errors import warn_once
 from devicekit.loader.faults import device_fault, explained, shortage_ahead
-from devicekit.loader.report import warn_of_adapting, worker_device_error
+from devicekit.loader.report import mixed_batch_error, warn_of_adapting, worker_device_error
 from devicekit.loader.workers import Collate, Found, Parcel, Undelivered
 
 __all__ = ["Epoch", "Indices", "Running", "cpu_by_default"]
@@ -158,6 +158,9 @@ class Epoch:
     def _mend(self, error: Exception) -> Any:
         if self.running.has_workers and device_fault(error):
             return self._adapt(error)
+        apart = self.running.collate.apart
+        if apart is not None:
+            raise mixed_batch_error(self.loader, apart, self.running.indices) from error
         better = explained(error)
         if better is None:
             raise error

@@ -6,14 +6,14 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from devicekit.errors import WorkerDeviceError
+from devicekit.errors import DeviceMismatchError, WorkerDeviceError
 from devicekit.loader.faults import device_fault
 from devicekit.loader.workers import Found, found_in_samples
 
 if TYPE_CHECKING:
     from devicekit.loader.epoch import Indices, Startable
 
-__all__ = ["warn_of_adapting", "worker_device_error"]
+__all__ = ["mixed_batch_error", "warn_of_adapting", "worker_device_error"]
 
 _CUDA_SAYS = (
     "'Cannot re-initialize CUDA in forked subprocess', 'error (801)' or "
@@ -42,6 +42,18 @@ def worker_device_error(
         f"sent from them; CUDA says {words}\n"
         "  fix: keep the tensors of the dataset on the CPU, the loader moves the batches to the "
         'device; or load in the main process (`num_workers=0`, or `on_device_data="adapt"`)'
+    )
+
+
+def mixed_batch_error(
+    loader: Startable, apart: tuple[Found, Found], indices: Indices | None
+) -> DeviceMismatchError:
+    """The error for samples on several devices that were to become one batch."""
+    one, other = (_description(loader, found, indices) for found in apart)
+    return DeviceMismatchError(
+        f"expected all tensors of a batch to be on the same device, but {one} and {other}\n"
+        "  fix: keep the tensors of the dataset on the CPU, the loader moves the batches to the "
+        "device"
     )
 
 

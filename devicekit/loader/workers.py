@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from devicekit import compat
+from devicekit.diagnosis.messages import is_suspect
 from devicekit.packing import LARGE, pays, put_together, take_apart
 from devicekit.pin import pin_where_possible
 from devicekit.tree import find_tensors, map_tensors
@@ -88,6 +89,8 @@ class Collate:
 
     Attributes:
         seen: That tensor.
+        apart: Two tensors of one batch, at the same place in their samples, on different devices,
+            if collating failed for that.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class Collate:
         self.pin = pin
         self.look = look
         self.seen: Found | None = None
+        self.apart: tuple[Found, Found] | None = None
         if where == "worker" and pack and collate_fn is default_collate:
             self.collate_fn = functools.partial(compat.collate_for_packing, limit=LARGE)
 
@@ -134,10 +138,15 @@ class Collate:
         return Parcel(batch) if self.pin else batch
 
     def _in_main_process(self, samples: Any) -> Any:
+        each = samples if self.batched else [samples]
         if self.look and self.seen is None:
-            each = samples if self.batched else [samples]
             self.look, self.seen = False, found_in_samples(each)
-        batch = self.collate_fn(samples)
+        try:
+            batch = self.collate_fn(samples)
+        except RuntimeError as error:
+            if is_suspect(str(error)):
+                self.apart = _apart(each)
+            raise
         if self.pack:
             parts = take_apart(batch)
             if self._is_worth_packing(parts.small):
@@ -178,6 +187,18 @@ def found_in_samples(samples: Iterable[object]) -> Found | None:
     """The first accelerator tensor in the samples of a batch."""
     found = (_found_in(sample, "", position) for position, sample in enumerate(samples))
     return next((each for each in found if each is not None), None)
+
+
+def _apart(samples: Iterable[object]) -> tuple[Found, Found] | None:
+    """The first two tensors at the same place in their samples, but on different devices."""
+    first: dict[str, Found] = {}
+    for position, sample in enumerate(samples):
+        for path, tensor in find_tensors(sample, name=""):
+            found = Found(path, str(tensor.device), position)
+            before = first.setdefault(path, found)
+            if before.device != found.device:
+                return before, found
+    return None
 
 
 def held_on_accelerator(dataset: object) -> Found | None:
