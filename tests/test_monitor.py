@@ -196,6 +196,7 @@ def test_an_old_nvidia_smi_without_the_capability(nvidia_smi):
         ('echo "NVIDIA-SMI has failed because it couldn\'t communicate"; exit 9', "has failed"),
         ("echo broken >&2; exit 1", "broken"),
         ("exit 3", "exit status 3"),
+        ("head -c 200000 /dev/zero | tr '\\0' x; exit 1", "xxx"),
     ],
 )
 def test_r113_a_failing_nvidia_smi_is_the_reason(nvidia_smi, body, words):
@@ -203,6 +204,7 @@ def test_r113_a_failing_nvidia_smi_is_the_reason(nvidia_smi, body, words):
     found = snapshot()
     assert (found.gpus, found.reason) == ((), "nvidia_smi_failed")
     assert words in found.problem
+    assert len(found.problem) < 300
 
 
 def test_r113_a_hanging_nvidia_smi_ends(nvidia_smi, monkeypatch):

@@ -134,7 +134,7 @@ def _query(what: str, names: tuple[str, ...]) -> list[list[str]]:
         raise Unavailable("nvidia_smi_failed", str(error)) from None
     if done.returncode != 0:
         said = (done.stdout + done.stderr).strip() or f"exit status {done.returncode}"
-        raise Unavailable("nvidia_smi_failed", said.splitlines()[0])
+        raise Unavailable("nvidia_smi_failed", said.splitlines()[0][:200])
     try:
         # The csv module, because names may hold commas.
         rows = [*csv.reader(done.stdout.splitlines(), skipinitialspace=True)]
