@@ -365,7 +365,7 @@ def structures(data: Any) -> None:
             continue
         try:
             there = eval(path, {"data": data})
-        except Hostile:  # reading is what this object refuses
+        except (Hostile, OverflowError, ValueError):  # reading is what this object refuses
             continue
         assert there is tensor, f"{path} leads elsewhere"
     try:
