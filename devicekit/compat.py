@@ -8,7 +8,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import _lru_cache_wrapper, cache
+from functools import _lru_cache_wrapper, cache, lru_cache
 from mmap import ACCESS_READ, mmap
 from types import FunctionType, ModuleType
 from typing import Any
@@ -142,7 +142,7 @@ def torch_knows(name: str) -> bool:
     return _torch_parses(name)
 
 
-@cache
+@lru_cache(1000)
 def _torch_parses(name: str) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it deprecates some names with a warning

@@ -107,6 +107,49 @@ def test_two_names_for_one_container_stay_two_names_for_one(wrap: Callable[[Any]
     assert moved["a"] is not shared
 
 
+class Refusing:
+    """An object that answers nothing."""
+
+    def refuse(self, *args: Any) -> Any:
+        raise LookupError("no")
+
+    __iter__ = __eq__ = __hash__ = __bool__ = __repr__ = __len__ = refuse
+
+
+@pytest.mark.parametrize("option", ["skip", "dtype", "non_blocking"])
+@pytest.mark.parametrize(
+    "value", [10**5000, Refusing(), [Refusing()], torch.tensor(1)], ids=lambda x: type(x).__name__
+)
+def test_options_that_cannot_be_read(option: str, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"`{option}` must be"):
+        to_device({"x": t()}, "meta", **{option: value})
+
+
+def test_deep_data_with_skip_and_strict_take_linear_time() -> None:
+    data: Any = {"x": t(), "y": t()}
+    for _ in range(10_000):
+        data = [data]
+
+    moved = to_device(data, "meta", skip=("x",), strict=True)
+
+    while isinstance(moved, list):
+        moved = moved[0]
+    assert moved["x"].is_cpu
+    assert moved["y"].is_meta
+
+
+def test_types_made_on_the_fly_die() -> None:
+    dying = []
+    for _ in range(1200):
+        cls = dataclass(type("Made", (), {"__annotations__": {"x": Any}}))
+        to_device([cls(t()), type("Foreign", (), {})()], "meta")
+        dying.append(weakref.ref(cls))
+    del cls
+    gc.collect()
+
+    assert sum(ref() is not None for ref in dying) <= 1000
+
+
 def test_cycles() -> None:
     data: dict[str, Any] = {"x": t(), "list": [], "record": Record(None)}
     data["self"] = data

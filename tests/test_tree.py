@@ -170,7 +170,7 @@ def test_hidden_and_not_hidden() -> None:
     data = [Opaque(), t()]
     assert paths(data) == ["data[1]"]
     assert [path for path, _ in find_hidden(data)] == ["data[0].x", "data[1]"]
-    left = find_hidden(data, leave=lambda step, path, x: path == "data[0].x")
+    left = find_hidden(data, leave=lambda step, path, x: path() == "data[0].x")
     assert [path for path, _ in left] == ["data[1]"]
 
 

@@ -20,6 +20,10 @@ T = TypeVar("T")
 C = TypeVar("C")
 
 
+_AUTO: Literal["auto"] = "auto"
+_NOTHING = ()
+
+
 class _ToDevice(Protocol):
     """The type of `to_device`: a function with functions on it."""
 
@@ -56,9 +60,9 @@ def to_device(
     device: str | torch.device | int | None,
     *,
     dtype: torch.dtype | None = None,
-    non_blocking: bool | Literal["auto"] = "auto",
+    non_blocking: bool | Literal["auto"] = _AUTO,
     strict: bool = False,
-    skip: Collection[object] = (),
+    skip: Collection[object] = _NOTHING,
 ) -> T:
     """Move every tensor in `data` to `device`, and change nothing else.
 
@@ -107,10 +111,10 @@ def to_device(
         True
     """
     memo = None
-    if not strict and skip is not None and not skip:
+    if strict is False and skip is _NOTHING:  # by identity: quick, and asks nothing of anybody
         if is_dynamo_compiling():
             return cast(T, move_traced(data, device, dtype))
-        if dtype is None and non_blocking == "auto":
+        if dtype is None and non_blocking is _AUTO:
             try:
                 result: T = movers[device][type(data)](data, None)
                 return result

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from devicekit.device import Device
 from devicekit.move.foreign import moves_itself
-from devicekit.tree.containers import ATOMS, container_of, forget_on_register
+from devicekit.tree.containers import ATOMS, container_of, forget_on_register, make_room
 
 __all__ = ["Unsuited", "movers"]
 
@@ -60,6 +60,7 @@ class _ByType(dict[type, Move]):
         self.functions = functions
 
     def __missing__(self, cls: type) -> Move:
+        make_room(self)
         self[cls] = move = self.functions.get(_kind(cls), _give_up)
         return move
 

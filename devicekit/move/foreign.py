@@ -10,6 +10,7 @@ import torch
 
 from devicekit.tree import copy_containers, find_tensors
 from devicekit.tree.anatomy import attributes_of, class_attribute, set_attributes
+from devicekit.tree.containers import make_room
 
 __all__ = ["move_foreign", "moves_itself"]
 
@@ -26,6 +27,7 @@ _known: dict[type, _Call | None] = {}
 
 def _how_to_call(cls: type) -> _Call | None:
     if cls not in _known:
+        make_room(_known)
         _known[cls] = _read_signature(cls)
     return _known[cls]
 

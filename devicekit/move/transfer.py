@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from devicekit.device.spec import show
 from devicekit.errors import MoveError, warn
 from devicekit.move.foreign import move_foreign, moves_itself
 from devicekit.move.modules import move_module, move_optimizer
@@ -34,18 +35,19 @@ class Transfer:
         skip: Collection[object] = (),
         memo: dict[int, Any] | None = None,
     ) -> None:
-        is_floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+        is_floating = type(dtype) is torch.dtype and dtype.is_floating_point
         if dtype is not None and not is_floating:
-            raise ValueError(f"`dtype` must be a floating-point dtype, but is {dtype!r}")
-        if non_blocking not in (True, False, "auto"):
+            raise ValueError(f"`dtype` must be a floating-point dtype, but is {show(dtype)}")
+        if type(non_blocking) is not bool and (type(non_blocking), non_blocking) != (str, "auto"):
             raise ValueError(
-                f"`non_blocking` must be True, False or 'auto', but is {non_blocking!r}"
+                f"`non_blocking` must be True, False or 'auto', but is {show(non_blocking)}"
             )
         self.device = device
         self.dtype = dtype
         self.non_blocking = non_blocking
         self.strict = strict
         self.skipped = _names(skip)
+        self.skips_paths = any(type(x) is str and not x.isidentifier() for x in self.skipped)
         # What has become of the objects that are no containers, by `id`.
         self.settled: dict[int, Any] = {
             k: v for k, v in (memo or {}).items() if isinstance(v, Tensor)
@@ -191,14 +193,14 @@ class Transfer:
             return move_foreign(x, self.device, asynchronous)
         return x
 
-    def is_skipped(self, step: Step, path: str) -> bool:
+    def is_skipped(self, step: Step, path_of: Callable[[], str]) -> bool:
         """Whether the caller wants this child to stay where it is."""
-        key = step.key
-        return (
-            (key is not None and key in self.skipped)
-            or path in self.skipped
-            or path.removeprefix(_ROOT) in self.skipped
-        )
+        if step.key is not None and step.key in self.skipped:
+            return True
+        if not self.skips_paths:  # a deep path takes long to write
+            return False
+        path = path_of()
+        return path in self.skipped or path.removeprefix(_ROOT) in self.skipped
 
     def note(self, path: str, x: object) -> str:
         """What an error says of the object at which it was raised."""
@@ -225,18 +227,18 @@ class Transfer:
             "them with `to_device.register`, or leave them out with `skip`"
         )
 
-    def is_exempt(self, step: Step, path: str, x: object) -> bool:
+    def is_exempt(self, step: Step, path_of: Callable[[], str], x: object) -> bool:
         """Whether it may stay elsewhere: skipped, or an optimizer, which has its own rule."""
-        return is_a(x, torch.optim.Optimizer) or self.is_skipped(step, path)
+        return is_a(x, torch.optim.Optimizer) or self.is_skipped(step, path_of)
 
 
 def _names(skip: Collection[object]) -> set[object]:
     try:
         return {skip} if isinstance(skip, str) else set(skip)
-    except TypeError as error:  # no collection, or with something in it that is no key
+    except Exception as error:  # no collection, one that refuses, or one with what is no key
         raise TypeError(
             "`skip` must be a collection of keys, attribute names and paths, such as ('mask',), "
-            f"but is {skip!r}"
+            f"but is {show(skip)}"
         ) from error
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "changed",
     "container_of",
     "forget_on_register",
+    "make_room",
     "register",
     "unregister",
 ]
@@ -64,6 +65,7 @@ def container_of(cls: type) -> Container | None:
     try:
         return _known[cls]
     except KeyError:
+        make_room(_known)
         container = _known[cls] = _resolve(cls)
         return container
 
@@ -164,6 +166,12 @@ def unregister(cls: type) -> None:
 def forget_on_register(cache: dict[Any, Any]) -> None:
     """Have this cache of decisions about types cleared whenever a type is registered or undone."""
     _dependent.append(cache)
+
+
+def make_room(cache: dict[Any, Any]) -> None:
+    """Empty a cache of decisions about types that has grown: it keeps types alive."""
+    if len(cache) >= 1000:
+        cache.clear()
 
 
 def _forget() -> None:

@@ -62,7 +62,7 @@ def find_hidden(
     data: object,
     *,
     name: str = "data",
-    leave: Callable[[Step, str, object], bool] | None = None,
+    leave: Callable[[Step, Callable[[], str], object], bool] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """As `find_tensors`, and also what no mover can reach.
 
@@ -73,7 +73,8 @@ def find_hidden(
     Args:
         data: Anything.
         name: What the expressions begin with.
-        leave: Says of an object, from the last step to it and its path, whether to pass over it.
+        leave: Says of an object whether to pass over it, from the last step to it, a function that
+            writes its path, and itself.
     """
     yield from _walk(data, name, hidden=True, leave=leave)
 
@@ -83,14 +84,14 @@ def _walk(
     name: str,
     *,
     hidden: bool,
-    leave: Callable[[Step, str, object], bool] | None = None,
+    leave: Callable[[Step, Callable[[], str], object], bool] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     seen: set[int] = set()
     keep_alive: list[object] = []  # so that no id is used twice
     stack: list[tuple[_Path, object]] = [(_Path(None, Step(None, name)), data)]
     while stack:
         path, x = stack.pop()
-        if type(x) in ATOMS or (leave is not None and leave(path.step, str(path), x)):
+        if type(x) in ATOMS or (leave is not None and leave(path.step, path.__str__, x)):
             continue
         if is_a(x, Tensor):
             yield str(path), x

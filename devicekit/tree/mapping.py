@@ -29,7 +29,7 @@ def map_tensors(
     other: Callable[[object], object] | None = None,
     name: str = "data",
     note: Callable[[str, object], str] = _at,
-    skip: Callable[[Step, str], bool] | None = None,
+    skip: Callable[[Step, Callable[[], str]], bool] | None = None,
     memo: dict[int, Any] | None = None,
 ) -> T:
     """Rebuild `data` with `fn` applied to each tensor in it.
@@ -45,7 +45,8 @@ def map_tensors(
             with a method `to`, any class that is no container. By default they stay as they are.
         name: The name of `data` in notes on errors.
         note: From the path and the object at which an error was raised, the note to add to it.
-        skip: Says of a child, from its last step and its path, whether to leave it as it is.
+        skip: Says of a child whether to leave it as it is, from its last step and a function that
+            writes its path.
         memo: Results for objects that were mapped before, by `id`; those of this call are added.
 
     Raises:
@@ -115,7 +116,7 @@ class _Walk:
         other: Callable[[object], object],
         name: str,
         note: Callable[[str, object], str],
-        skip: Callable[[Step, str], bool] | None,
+        skip: Callable[[Step, Callable[[], str]], bool] | None,
         memo: dict[int, Any],
         copy: bool = False,
     ) -> None:
@@ -201,7 +202,7 @@ class _Walk:
 
     def is_skipped(self, node: _Node, i: int) -> bool:
         assert self.skip is not None
-        return self.skip(node.step(i), self.path(node, i))
+        return self.skip(node.step(i), lambda: self.path(node, i))
 
     def spread_changes(self, order: list[_Node]) -> None:
         """A container with a changed child is changed too."""

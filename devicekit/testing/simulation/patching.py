@@ -82,8 +82,8 @@ class _StandIn:
     """A function in the place of a method of Tensor, and equal to it.
 
     A subclass is told, in its `__torch_function__`, of the function that C++ finds under the name:
-    this one. It is `Tensor.to` for who asks now, and is found where torch's own was put into a table
-    before, as torchvision's subclasses do.
+    this one. It is `Tensor.to` for who asks now, and is found where torch's own was put into a
+    table before, as by torchvision.
     """
 
     def __init__(self, function: Callable[..., Any], method: Any) -> None:
