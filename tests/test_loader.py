@@ -393,6 +393,20 @@ def test_r053_shuffling_and_seeding_under_another_default_device(
     assert equal(ours, theirs)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_r053_under_cuda_as_the_default_device(workers, simulated_cuda):
+    settings = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    torch.set_default_device("cuda")
+    try:
+        with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator"):
+            list(TorchLoader(Squares(), 3, shuffle=True))
+        batches = list(DataLoader(Squares(6), 3, shuffle=True, **settings))
+    finally:
+        torch.set_default_device(None)
+    assert sorted(int(y) for batch in batches for y in batch["y"]) == [0, 1, 4, 9, 16, 25]
+    assert all(batch["y"].is_cuda for batch in batches)
+
+
 def test_r053_a_generator_of_the_accelerator_lends_its_seed(simulated_accelerator):
     generator = torch.Generator("sim:0").manual_seed(7)
     cpu = torch.Generator().manual_seed(7)

@@ -187,6 +187,13 @@ def test_storage_is_the_whole_buffer():
     assert len(file.getvalue()) < 3000
 
 
+def test_tensors_in_shared_memory_are_packed_as_others_are():
+    data = [torch.arange(3).share_memory_(), torch.arange(3)]
+    packed = pack(data)
+    assert packed.buffer.nbytes == 48
+    assert_equal(unpack(packed), data)
+
+
 def test_large_tensors_are_passed_on():
     large = torch.zeros(LARGE, dtype=torch.uint8)
     packed = pack([large, torch.ones(2)])

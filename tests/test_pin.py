@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
-from devicekit import PinMemoryError, find_tensors, pin, pin_memory
+from devicekit import DataLoader, PinMemoryError, find_tensors, pin, pin_memory
 from devicekit.errors import forget_warnings
 from devicekit.pin import host_limits, pin_where_possible
 
@@ -444,6 +444,15 @@ def test_unasked_pinning_stops_trying_after_a_refusal(refusing, monkeypatch):
         pin_where_possible([torch.ones(2)])
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: pytest.fail("tried again"))
     pin_where_possible([torch.ones(2)])
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_loader_whose_pinning_is_refused_says_so_once_for_all_epochs_R040(prefetch, refusing):
+    refusing("CUDA error: out of memory")
+    loader = DataLoader([torch.ones(2)] * 4, 2, device="sim", prefetch=prefetch)
+    with one_warning("continuing without pinned memory: the system refused"):
+        for _ in range(3):
+            assert [batch.tolist() for batch in loader] == [[[1, 1], [1, 1]]] * 2
 
 
 @pytest.mark.accelerator

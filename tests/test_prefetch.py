@@ -15,8 +15,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from devicekit import find_tensors, pack, pin, prefetch, prefetch_to_device
+from devicekit import DataLoader, find_tensors, pack, pin, prefetch, prefetch_to_device
 from devicekit.prefetch import run_schedule
 from devicekit.testing import simulate
 from tests.virtual_time import HostBatch, Loader, Machine, go_on, train
@@ -574,6 +575,30 @@ def test_copies_are_issued_ahead(late_copies, monkeypatch):
     for i, _ in enumerate(prefetch_to_device(batches(5), late_copies)):
         assert [number for number, _ in issued] == list(range(min(i + 2, 5)))
     assert len({stream.stream_id for _, stream in issued}) == 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_many_small_tensors_are_pinned_and_copied_as_one(workers, late_copies, monkeypatch):
+    pinned, copied = [], []
+    pin, copy = Tensor.pin_memory, prefetch.TorchBackend.copy
+
+    def pin_noted(tensor):
+        pinned.append(tensor)
+        return pin(tensor)
+
+    def copy_noted(self, plan, stream):
+        copied.append(len(plan))
+        copy(self, plan, stream)
+
+    monkeypatch.setattr(Tensor, "pin_memory", pin_noted)
+    monkeypatch.setattr(prefetch.TorchBackend, "copy", copy_noted)
+    samples = [[torch.full((3,), float(i)) for i in range(100)] for _ in range(3)]
+    settings = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    loader = DataLoader(samples, batch_size=None, device=late_copies, **settings)
+    for batch in loader:
+        assert [x[0].item() for x in batch] == list(range(100))
+    assert copied == [1, 1, 1]
+    assert len(pinned) == 3
 
 
 def test_unpinned_tensors_are_pinned_R123(late_copies, monkeypatch):

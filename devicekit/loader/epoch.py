@@ -129,6 +129,8 @@ class Epoch:
         try:
             with cpu_by_default():
                 batch = next(self.running.batches)
+            if type(batch) is Parcel and not self.running.has_workers:
+                batch = batch.pin_memory()
         except StopIteration:
             raise
         except Exception as error:

@@ -17,7 +17,7 @@ from devicekit import compat
 from devicekit.diagnosis.messages import is_suspect
 from devicekit.packing import LARGE, pays, put_together, take_apart
 from devicekit.pin import pin_where_possible
-from devicekit.tree import find_tensors, map_tensors
+from devicekit.tree import find_tensors
 
 __all__ = [
     "Collate",
@@ -50,7 +50,7 @@ class Found:
 
 
 class Parcel:
-    """A batch on its way to torch's pinning thread, which asks it to pin itself.
+    """A batch to be pinned; from a worker, by torch's pinning thread, which asks it to pin itself.
 
     torch's own walk leaves dataclasses and other containers unpinned, and fails on tensors that
     cannot be pinned.
@@ -62,7 +62,7 @@ class Parcel:
         self.batch = batch
 
     def pin_memory(self) -> "Parcel":
-        """Return it with the batch pinned; called in torch's pinning thread."""
+        """Return it with the batch pinned."""
         return Parcel(pin_where_possible(self.batch))
 
     def __reduce__(self) -> tuple[type["Parcel"], tuple[object]]:
@@ -84,7 +84,7 @@ class Collate:
         where: "worker" or "main".
         pack: As the loader's argument.
         batched: Whether it gets a list of samples; without automatic batching it gets one sample.
-        pin: Whether to pin the batch; in a worker, to have torch's pinning thread do it.
+        pin: Whether to give back a `Parcel`, to be pinned by who receives it.
         look: In the main process, whether to note where the first accelerator tensor is.
 
     Attributes:
@@ -119,9 +119,6 @@ class Collate:
         if self.where == "main":
             return self._in_main_process(samples)
         each = samples if self.batched else [samples]
-        # Where the first sample is decides where torch's own collate puts the batch.
-        if self.batched and any(map(on_accelerator, _tensors(each[:1]))):
-            return found_in_samples(each)
         try:
             batch = self.collate_fn(samples)
         except Exception:
@@ -151,24 +148,13 @@ class Collate:
             parts = take_apart(batch)
             if self._is_worth_packing(parts.small):
                 batch = put_together(parts)
-        return pin_where_possible(batch) if self.pin else batch
+        return Parcel(batch) if self.pin else batch
 
     def _is_worth_packing(self, small: list[Tensor]) -> bool:
         if self.pack != "auto":
             return bool(self.pack)
         nbytes = sum(tensor.nbytes for tensor in small)
         return pays(len(small), nbytes, from_worker=self.where == "worker")
-
-
-def _tensors(batch: object) -> list[Tensor]:
-    tensors: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        tensors.append(tensor)
-        return tensor
-
-    map_tensors(batch, note)
-    return tensors
 
 
 def on_accelerator(tensor: Tensor) -> bool:
