@@ -31,18 +31,14 @@ from devicekit.env.rules import (
     build_and_nvcc,
 )
 from devicekit.env.text import as_markdown, as_text, scrub
-from devicekit.monitor import Snapshot, snapshot, visible
+from devicekit.monitor import Snapshot, snapshot
 from devicekit.testing import FakeNvml
 
 Gpu = FakeNvml.Gpu
 GIB = 1024**3
 
 
-@pytest.fixture(autouse=True)
-def _plain_machine(monkeypatch):
-    for name in collect.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(visible, "driver_order", lambda: None)
+pytestmark = pytest.mark.usefixtures("plain_machine")
 
 
 # The rules ...

@@ -24,7 +24,6 @@ from devicekit.monitor import (
     snapshots,
     visible,
 )
-from devicekit.monitor import processes as processes_module
 from devicekit.monitor.smi import number
 from devicekit.monitor.table import as_markdown, as_rich, size
 from devicekit.testing import FakeNvml
@@ -34,12 +33,7 @@ MIB = 1024**2
 GIB = 1024**3
 
 
-@pytest.fixture(autouse=True)
-def _plain_machine(monkeypatch):
-    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(visible, "driver_order", lambda: None)
-    monkeypatch.setattr(processes_module, "_in_container", lambda: False)
+pytestmark = pytest.mark.usefixtures("plain_machine")
 
 
 # The snapshot ...
@@ -178,6 +172,15 @@ def test_r112_words_among_the_numbers(nvidia_smi):
     ]
     assert first.processes[1].reasons["name"] == "not_found"
     assert "pip install 'torch-devicekit[monitor]'" in found.notes[0]
+
+
+def test_the_driver_is_asked_once_for_all_snapshots_from_nvidia_smi(nvidia_smi, monkeypatch):
+    asked = []
+    monkeypatch.setattr(visible, "driver_order", lambda: asked.append(1) or ["GPU-bb", "GPU-aa"])
+    nvidia_smi(smi_script())
+    shots = list(snapshots(0.01, count=3))
+    assert [[gpu.cuda_index for gpu in shot.gpus] for shot in shots] == [[1, 0]] * 3
+    assert len(asked) == 1
 
 
 def test_an_old_nvidia_smi_without_the_capability(nvidia_smi):
@@ -488,8 +491,20 @@ def test_a_hidden_gpu_is_not_the_one_of_no_device(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     with FakeNvml():
         found = snapshot()
-    with pytest.raises(DeviceSpecError, match="no CUDA device"):
+    with pytest.raises(DeviceSpecError, match=r"no CUDA device: `reasons\['cuda_index'\]` .* why"):
         found.gpu(None)
+
+
+def test_a_gpu_that_is_not_there_is_an_error_with_a_remedy():
+    with FakeNvml(2), pytest.raises(DeviceSpecError, match="cuda:0, cuda:1: give one of these"):
+        snapshot().gpu("cuda:2")
+    with (
+        FakeNvml(init_error="LibraryNotFound"),
+        pytest.raises(DeviceSpecError, match=r"no GPU: No NVIDIA driver .* Install"),
+    ):
+        snapshot().gpu("cuda")
+    with pytest.raises(DeviceSpecError, match="no GPU"):
+        Snapshot().gpu(0)
 
 
 @pytest.mark.parametrize("version", ["9" * 5000, f"535.{'9' * 5000}", ""])

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import devicekit
-from devicekit.monitor import REASONS, UNAVAILABLE, snapshot, snapshots, visible
+from devicekit.monitor import REASONS, UNAVAILABLE, collect, snapshot, snapshots, visible
 from devicekit.monitor import processes as processes_module
 from devicekit.testing import FakeNvml
 
@@ -24,13 +24,7 @@ MIB = 1024**2
 GIB = 1024**3
 
 
-@pytest.fixture(autouse=True)
-def _plain_machine(monkeypatch):
-    """No mask, the host's process ids, and no CUDA driver to ask."""
-    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(visible, "driver_order", lambda: None)
-    monkeypatch.setattr(processes_module, "_in_container", lambda: False)
+pytestmark = pytest.mark.usefixtures("plain_machine")
 
 
 def take(*gpus, **options):
@@ -268,6 +262,31 @@ def test_07_gpus_of_different_speed_need_the_driver(monkeypatch):
     fastest_first = [found.gpus[1].uuid, found.gpus[0].uuid]
     monkeypatch.setattr(visible, "driver_order", lambda: fastest_first)
     assert [gpu.cuda_index for gpu in take(*mixed).gpus] == [1, 0]
+
+
+def test_07_the_driver_is_asked_once_for_all_snapshots_of_the_same_gpus(monkeypatch):
+    asked = []
+    monkeypatch.setattr(visible, "driver_order", lambda: asked.append(1) or ["GPU-2", "GPU-1"])
+    mixed = [Gpu(name="NVIDIA T4", uuid="GPU-1"), Gpu(name="NVIDIA H100", uuid="GPU-2")]
+    with FakeNvml(mixed):
+        shots = list(snapshots(0.01, count=3))
+    assert [[gpu.cuda_index for gpu in shot.gpus] for shot in shots] == [[1, 0]] * 3
+    assert len(asked) == 1
+
+
+def test_07_the_driver_is_asked_again_when_the_devices_or_the_variables_change(monkeypatch):
+    asked = []
+    monkeypatch.setattr(visible, "driver_order", lambda: asked.append(1))
+    mixed = (Gpu(name="NVIDIA T4"), Gpu(name="NVIDIA H100"))
+    split = (Gpu(name="NVIDIA T4"), Gpu(name="NVIDIA H100", mig=(Mig(uuid="MIG-1"),)))
+    fakes = (FakeNvml(mixed), FakeNvml(mixed), FakeNvml(split), FakeNvml(split))
+    counts, orders = [], {}
+    for fake, mask in zip(fakes, ("0,1", "1", "1", "1"), strict=True):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+        with fake:
+            collect._snapshot(orders)
+        counts.append(len(asked))
+    assert counts == [1, 2, 3, 3]
 
 
 def test_07_cuda_device_order_settles_it(monkeypatch):

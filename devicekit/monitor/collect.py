@@ -10,9 +10,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from devicekit.archs import INTEGRATED
 from devicekit.driver import cuda_version
 from devicekit.monitor.data import Gpu, Snapshot
-from devicekit.monitor.numbering import number_gpus
+from devicekit.monitor.numbering import Orders, number_gpus
 from devicekit.monitor.nvml import Nvml, Unavailable, session
 from devicekit.monitor.own import own_memory
 from devicekit.monitor.processes import gpu_processes, is_wsl
@@ -22,9 +23,8 @@ from devicekit.monitor.smi import smi_snapshot
 __all__ = ["snapshot", "snapshots"]
 
 _DRIVER_MODELS = {0: "WDDM", 1: "TCC", 2: "MCDM"}
-# The capabilities of chips without a memory of their own: Jetson (Nano, TX2, Xavier, Orin, Thor
-# under its old and new number) and GB10.
-_INTEGRATED = {"5.3", "6.2", "7.2", "8.7", "10.1", "11.0", "12.1"}
+# The capabilities of chips without a memory of their own: Jetson and GB10.
+_WITHOUT_MEMORY = {f"{major}.{minor}" for major, minor in INTEGRATED} | {"12.1"}
 _MOST_GPUS = 1024  # a library that counts more is broken, and counting them all would never end
 _MEMORY_KEYS = ("memory_total_bytes", "memory_used_bytes", "memory_free_bytes")
 
@@ -44,16 +44,7 @@ def snapshot() -> Snapshot:
         >>> (found.reason is None) == bool(found.gpus)
         True
     """
-    try:
-        with session() as nvml:
-            return _take(nvml)
-    except Unavailable as problem:
-        if problem.reason not in ("no_binding", "wrong_binding"):
-            return _empty(problem)
-        try:
-            return smi_snapshot(problem)
-        except Unavailable as failed:
-            return _empty(failed)
+    return _snapshot({})
 
 
 def snapshots(interval_s: float, count: int | None = None) -> Iterator[Snapshot]:
@@ -67,6 +58,7 @@ def snapshots(interval_s: float, count: int | None = None) -> Iterator[Snapshot]
         >>> len(list(snapshots(0.01, count=2)))
         2
     """
+    orders: Orders = {}
     with ExitStack() as stack:
         try:
             nvml = stack.enter_context(session())
@@ -74,10 +66,24 @@ def snapshots(interval_s: float, count: int | None = None) -> Iterator[Snapshot]
             nvml = None
         start = time.monotonic()
         for number in itertools.count(1):
-            yield snapshot() if nvml is None else _take(nvml)
+            yield _snapshot(orders) if nvml is None else _take(nvml, orders)
             if number == count:
                 return
             time.sleep(max(start + number * interval_s - time.monotonic(), 0))
+
+
+def _snapshot(orders: Orders) -> Snapshot:
+    """Take a snapshot in a session of its own."""
+    try:
+        with session() as nvml:
+            return _take(nvml, orders)
+    except Unavailable as problem:
+        if problem.reason not in ("no_binding", "wrong_binding"):
+            return _empty(problem)
+        try:
+            return smi_snapshot(problem, orders)
+        except Unavailable as failed:
+            return _empty(failed)
 
 
 def _empty(problem: Unavailable) -> Snapshot:
@@ -92,7 +98,7 @@ def _empty(problem: Unavailable) -> Snapshot:
     )
 
 
-def _take(nvml: Nvml) -> Snapshot:
+def _take(nvml: Nvml, orders: Orders) -> Snapshot:
     """Take a snapshot in an open session."""
     reasons: dict[str, str] = {}
     driver, reason = nvml.ask("nvmlSystemGetDriverVersion")
@@ -111,7 +117,7 @@ def _take(nvml: Nvml) -> Snapshot:
     if not gpus:
         reasons["gpus"] = reason if reason in UNAVAILABLE else "nvml_error" if reason else "no_gpu"
         problem, remedy = UNAVAILABLE[reasons["gpus"]]
-    numbered = number_gpus(gpus, os.environ)
+    numbered = number_gpus(gpus, os.environ, orders)
     return Snapshot(
         time_unix_seconds=time.time(),
         source="nvml",
@@ -221,7 +227,7 @@ def _memory(
     if info is None:
         info, reason = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
     if info is None:
-        unified = reason == "not_supported" and capability in _INTEGRATED
+        unified = reason == "not_supported" and capability in _WITHOUT_MEMORY
         why = "unified_memory" if unified else str(reason)
         return {}, dict.fromkeys((*_MEMORY_KEYS, "memory_reserved_bytes"), why), unified
     numbers = {

@@ -150,6 +150,11 @@ class Snapshot(Record):
 
         Raises:
             DeviceSpecError: No GPU here has that CUDA index.
+
+        Example:
+            >>> slow, fast = Gpu(nvml_index=0, cuda_index=1), Gpu(nvml_index=1, cuda_index=0)
+            >>> Snapshot(gpus=(slow, fast)).gpu("cuda:1").nvml_index
+            0
         """
         text = str(device)
         index = text.removeprefix("cuda").removeprefix(":") or "0"
@@ -158,9 +163,13 @@ class Snapshot(Record):
             if part.cuda_index is not None and str(part.cuda_index) == index:
                 return part
         have = [f"cuda:{part.cuda_index}" for part in parts if part.cuda_index is not None]
-        raise DeviceSpecError(
-            f"`device` is {device!r}, but the snapshot has {', '.join(have) or 'no CUDA device'}"
-        )
+        if have:
+            found, remedy = ", ".join(have), "give one of these"
+        elif self.gpus:
+            found, remedy = "no CUDA device", "`reasons['cuda_index']` of its GPUs says why"
+        else:
+            found, remedy = "no GPU", f"{self.problem} {self.remedy}".strip()
+        raise DeviceSpecError(f"`device` is {device!r}, but the snapshot has {found}: {remedy}")
 
     def __str__(self) -> str:
         from devicekit.monitor.table import as_markdown

@@ -9,19 +9,36 @@ from devicekit.monitor import visible
 from devicekit.monitor.data import Gpu
 from devicekit.monitor.own import torch_cuda
 
-__all__ = ["number_gpus"]
+__all__ = ["Orders", "number_gpus"]
+
+Orders = dict[tuple[object, ...], list[str] | None]
+"""What the CUDA driver said, for each set of devices and variables."""
 
 
-def number_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Give each GPU and MIG device the index that CUDA has for it."""
+def number_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str], orders: Orders) -> tuple[Gpu, ...]:
+    """Give each GPU and MIG device the index that CUDA has for it.
+
+    Args:
+        gpus: The GPUs in NVML's order.
+        environ: The environment variables of the process.
+        orders: Answers of the CUDA driver, which takes a process to ask; a new one is added.
+    """
     parts = [part for gpu in gpus for part in gpu.mig_devices]
+
+    def ask() -> list[str] | None:
+        variables = (environ.get("CUDA_VISIBLE_DEVICES"), environ.get("CUDA_DEVICE_ORDER"))
+        key = (*variables, *(part.uuid for part in (*gpus, *parts)))
+        if key not in orders:
+            orders[key] = visible.driver_order()
+        return orders[key]
+
     order = _torch_order()
     if order is None and gpus:
         order = visible.cuda_order(
             [(gpu.uuid, gpu.name) for gpu in gpus],
             [part.uuid for part in parts if part.uuid],
             environ,
-            visible.driver_order,
+            ask,
         )
 
     def numbered(gpu: Gpu) -> Gpu:

@@ -13,9 +13,10 @@ from typing import Any
 
 from devicekit.children import run
 from devicekit.monitor.data import Gpu, GpuProcess, Snapshot
-from devicekit.monitor.numbering import number_gpus
+from devicekit.monitor.numbering import Orders, number_gpus
 from devicekit.monitor.nvml import Unavailable
 from devicekit.monitor.own import own_memory
+from devicekit.monitor.reasons import UNAVAILABLE
 
 __all__ = ["number", "smi_snapshot"]
 
@@ -68,11 +69,12 @@ def number(text: str) -> tuple[float | None, str | None]:
     return (amount, None) if abs(amount) < _TOO_LARGE else (None, "implausible")
 
 
-def smi_snapshot(problem: Unavailable) -> Snapshot:
+def smi_snapshot(problem: Unavailable, orders: Orders) -> Snapshot:
     """Take a snapshot with nvidia-smi.
 
     Args:
         problem: Why NVML could not be asked; it becomes a note.
+        orders: As in `number_gpus`.
 
     Raises:
         Unavailable: nvidia-smi failed; or it is not installed either, then it is `problem`.
@@ -82,21 +84,23 @@ def smi_snapshot(problem: Unavailable) -> Snapshot:
     rows = _gpu_rows()
     apps = _query("compute-apps", ("gpu_uuid", "pid", "process_name", "used_gpu_memory"))
     gpus = [_gpu(row, apps) for row in rows]
-    numbered = number_gpus(gpus, os.environ)
+    numbered = number_gpus(gpus, os.environ, orders)
     driver = rows[0].get("driver") if rows else None
     reasons = {"driver_max_cuda": "not_reported"}
     if driver is None:
         reasons["driver"] = "not_reported"
+    sentence = remedy = ""
     if not gpus:
         reasons["gpus"] = "no_gpu"
+        sentence, remedy = UNAVAILABLE["no_gpu"]
     return Snapshot(
         time_unix_seconds=time.time(),
         source="nvidia-smi",
         driver=driver,
         gpus=numbered,
         own=own_memory(numbered),
-        problem="" if gpus else Unavailable("no_gpu").sentence,
-        remedy="" if gpus else Unavailable("no_gpu").remedy,
+        problem=sentence,
+        remedy=remedy,
         notes=(_note(problem),),
         reasons=reasons,
     )
