@@ -5,7 +5,7 @@ import re
 __all__ = ["INTEGRATED", "arch_runs"]
 
 # Chips with a memory of their own and those without run each other's code only where the table
-# says so: the number of the code, and the only capabilities or the exceptions.
+# says so: the number of the code, and the only capabilities or the exceptions
 # (10.1 was renamed to 11.0).
 _ONLY_ON = {53: {53}, 62: {62}, 72: {72}, 87: {87}, 101: {101, 110}, 110: {101, 110}}
 _NOT_ON = {50: {53}, 52: {53}, 60: {62}, 61: {62}, 70: {72}, 80: {87}, 86: {87}, 100: {101}}

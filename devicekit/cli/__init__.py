@@ -10,6 +10,8 @@ Data goes to stdout, remarks go to stderr. Exit codes:
 
 Wrong arguments are 2 for all. Ctrl-C ends `monitor --watch` with 0 and the others with 130. A
 reader that closes the pipe early ends any of them with 141, without a message.
+
+A command imports what it needs when it runs: the others start without it, and work where it fails.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from devicekit.diagnosis.arguments import Argument, report_of_arguments
 from devicekit.diagnosis.tensors import is_free
 from devicekit.errors import DeviceError, DeviceMismatchError
 from devicekit.guards import modules
-from devicekit.guards.check import Check, Options
+from devicekit.guards.check import NO_OPTIONS, Check, Options
 from devicekit.guards.wrappers import check_of, wrap
 from devicekit.tree import find_tensors
 
@@ -144,7 +144,7 @@ def _guard_function(
 ) -> Callable[..., Any]:
     old = check_of(function)
     if old is not None:
-        if options in ((None, False, ()), old.options):
+        if options in (NO_OPTIONS, old.options):
             return function
         function = old.function
     _check_names(function, options[2])
@@ -190,7 +190,9 @@ def same_device(*objects: object) -> Device:
     ]
     tensors = [tensor for argument in arguments for _, tensor in argument.tensors]
     if not tensors:
-        raise DeviceError("`same_device` found no tensor in what it was given")
+        raise DeviceError(
+            "`same_device` found no tensor in what it was given: give it something that holds one"
+        )
     report = report_of_arguments("same_device", arguments, None, sys._getframe(1), rename=True)
     if report is not None:
         raise DeviceMismatchError(str(report))

@@ -21,10 +21,12 @@ from devicekit.guards.places import Spread, device_of, look_at
 from devicekit.move import to_device
 from devicekit.tree import find_tensors
 
-__all__ = ["Check", "Options"]
+__all__ = ["NO_OPTIONS", "Check", "Options"]
 
 Options = tuple[str | int | torch.device | None, bool, tuple[str, ...]]
 """`device`, `move` and `allow` of a guard."""
+
+NO_OPTIONS: Options = (None, False, ())
 
 _PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None), torch.device, torch.dtype})
 
@@ -138,7 +140,7 @@ class Check:
                 continue
             if position == 0 and self.is_method and not isinstance(value, nn.Module):
                 continue
-            if self.allow and self.names[position : position + 1] in ([n] for n in self.allow):
+            if self.is_allowed_at(position):
                 continue
             yield position, value
         for name, value in kwargs.items():
@@ -168,6 +170,10 @@ class Check:
         report = report_of_arguments(self.where(args), arguments, self.target(), frame)
         if report is not None:
             raise DeviceMismatchError(str(report))
+
+    def is_allowed_at(self, position: int) -> bool:
+        """Whether a positional argument may be anywhere."""
+        return position < len(self.names) and self.names[position] in self.allow
 
     def _is_allowed(self, path: str) -> bool:
         return any(path == name or path.startswith((f"{name}[", f"{name}.")) for name in self.allow)

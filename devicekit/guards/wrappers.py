@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from devicekit.guards.check import Check
+from devicekit.guards.check import NO_OPTIONS, Check
 from devicekit.guards.places import nearest_parameter
 from devicekit.move import to_device
 
@@ -30,7 +30,7 @@ def wrap(check: Check) -> Callable[..., Any]:
         wrapper = _wrap_coroutine(check)
     elif inspect.isgeneratorfunction(function):
         wrapper = _wrap_generator(check)
-    elif check.is_method and check.options == (None, False, ()):
+    elif check.is_method and check.options == NO_OPTIONS:
         wrapper = _wrap_method(check)
     else:
         wrapper = _wrap_function(check)
@@ -126,7 +126,7 @@ def _plain_names(function: Callable[..., Any]) -> list[str] | None:
 
 def _wrap_function(check: Check) -> Callable[..., Any]:
     function = check.function
-    is_simple = check.options == (None, False, ())
+    is_simple = check.options == NO_OPTIONS
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -167,7 +167,7 @@ def _moved_in_a_graph(
         return args, kwargs
     moved = [
         value
-        if isinstance(value, nn.Module) or check.names[i : i + 1] in ([n] for n in check.allow)
+        if isinstance(value, nn.Module) or check.is_allowed_at(i)
         else to_device(value, device)
         for i, value in enumerate(args)
     ]
