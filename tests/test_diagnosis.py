@@ -20,7 +20,7 @@ import devicekit
 from devicekit import DeviceMismatchError, explain, guard
 from devicekit.diagnosis.frames import MISSING, Call, calls_of, lookup, member, parse
 from devicekit.diagnosis.messages import devices_said, is_suspect, wants_host
-from devicekit.diagnosis.source import binding_of
+from devicekit.diagnosis.source import add_keyword, binding_of, insert_all
 from devicekit.testing import Simulation
 
 
@@ -552,3 +552,21 @@ def test_threads_parse_one_after_the_other(tmp_path: Path) -> None:
         sys.setswitchinterval(interval)
         gc.callbacks.remove(switch)
     assert [type(tree) for tree in found] == [ast.Module] * 16
+
+
+@pytest.mark.parametrize(
+    ("written", "typed"),
+    [
+        ("x = zeros(2) + ones(3)", "x = zeros(2, device=d) + ones(3, device=d)"),
+        ("x = zeros(2,) + ones(3, )", "x = zeros(2, device=d) + ones(3, device=d)"),
+        ("x = zeros()", "x = zeros(device=d)"),
+    ],
+)
+def test_a_keyword_is_added_as_one_would_type_it(tmp_path: Path, written: str, typed: str) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(written)
+    statement = ast.parse(written).body[0]
+    calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    assert insert_all(str(file), [(one, "device=d", True) for one in calls], statement) == typed
+    if len(calls) == 1:
+        assert add_keyword(str(file), calls[0], "device=d", statement) == typed

@@ -84,8 +84,7 @@ def report_of_arguments(
     for argument, origin in zip(off, origins, strict=True):
         suffix = f", {origin.what}" if origin is not None and origin.is_batch else ""
         rows += _off_rows(argument, target, suffix)
-    ordered = [target, *(device for device in devices if device != target)]
-    problem = mismatch(ordered)
+    problem = mismatch(devices, target)
     if demanded is not None and target not in devices:
         found = ", ".join(str(device) for device in devices)
         problem = f"expected all tensors to be on {target}, but found {found}"

@@ -135,7 +135,7 @@ class _Scan:
         devices = list(dict.fromkeys(tensor.device for _, tensor in found))
         if not devices or devices == [self.target]:
             return
-        children = [(p, m) for p, m in _children(module, path)]
+        children = list(_children(module, path))
         if len(devices) == 1 and (children or len(found) > 1):
             yield self._misplaced(path, devices[0], describe(module), module)
             return

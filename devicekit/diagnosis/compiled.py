@@ -16,7 +16,7 @@ from torch import nn
 
 from devicekit.diagnosis.frames import MISSING, Call, function_at, is_a, is_library, lookup, parse
 from devicekit.diagnosis.making import factory_in
-from devicekit.diagnosis.source import binding_of
+from devicekit.diagnosis.source import binding_of, has_body
 from devicekit.diagnosis.tensors import MADE_UP
 
 __all__ = ["traced_calls"]
@@ -94,7 +94,7 @@ def _call(function: FunctionType, line: int, scope: dict[str, Any]) -> Call:
     tree = parse(code.co_filename, function.__globals__)
     statement = _statement(tree, line)
     call = Call(code, line, scope, function.__globals__, tree, statement, None)
-    if statement is not None and not hasattr(statement, "body"):
+    if statement is not None and not has_body(statement):
         call.expression = getattr(statement, "value", None)
     _make_up(call)
     return call

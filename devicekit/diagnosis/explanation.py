@@ -9,14 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from devicekit.diagnosis.compiled import traced_calls
-from devicekit.diagnosis.frames import (
-    GENERATOR,
-    MISSING,
-    Call,
-    calls_of,
-    is_a,
-    lookup,
-)
+from devicekit.diagnosis.frames import GENERATOR, MISSING, Call, calls_of, is_a, lookup
 from devicekit.diagnosis.making import inline
 from devicekit.diagnosis.mending import use
 from devicekit.diagnosis.mentions import Mention
@@ -33,10 +26,7 @@ from devicekit.diagnosis.raising import chain_of, is_candidate, is_raised_by_use
 from devicekit.diagnosis.report import Report, Row, mismatch, site_of
 from devicekit.diagnosis.search import Origin, short
 from devicekit.diagnosis.source import Fix
-from devicekit.diagnosis.tensors import (
-    describe,
-    devices_of,
-)
+from devicekit.diagnosis.tensors import describe, devices_of
 from devicekit.diagnosis.things import Thing, target_of, things_in
 from devicekit.errors import DeviceMismatchError
 
@@ -155,8 +145,7 @@ def _at(
         return _report(calls, things, accelerated, torch.device("cpu"), first_line(text), where)
     if len(devices) > 1:
         target = target_of(things, devices)
-        ordered = [target, *(device for device in devices if device != target)]
-        return _report(calls, things, devices, target, mismatch(ordered), where)
+        return _report(calls, things, devices, target, mismatch(devices, target), where)
     if len(devices) == 1:
         return _of_inline(calls, things, devices[0], text, where)
     return None
@@ -327,7 +316,7 @@ def _of_inline(
     rows.append(Row("cpu", source, origin.what))
     return Report(
         where or calls[0].name,
-        mismatch([target, torch.device("cpu")]),
+        mismatch([torch.device("cpu")], target),
         site_of(calls[0]),
         rows,
         [origin.fix] if origin.fix is not None else [],
@@ -354,13 +343,12 @@ def _of_made(calls: list[Call], text: str, where: str) -> Report | None:
             origins.append((thing, origin))
     rows += [Row(str(one.device), short(ast.unparse(one.node)), one.what) for one in made]
     rows.sort(key=lambda row: row.device != str(target))
-    ordered = [target, *(device for device in devices if device != target)]
     fixes = mended(
         [one for one in made if one.device != target], search_in(calls, target, call.file)
     )
     return Report(
         where or call.name,
-        mismatch(ordered),
+        mismatch(devices, target),
         site_of(call),
         rows,
         [*_fixes(calls, origins, target), *fixes],
@@ -377,10 +365,9 @@ def _unnamed(users: list[Call], library: list[Call], text: str, where: str) -> R
         target = target_of([], devices)
         rows = [Row(str(t.device), n, f"{describe(t)}, in {call.name}") for n, t in tensors]
         rows.sort(key=lambda row: row.device != str(target))
-        ordered = [target, *(device for device in devices if device != target)]
-        return Report(where or users[0].name, mismatch(ordered), site_of(users[0]), rows, [])
+        problem = mismatch(devices, target)
+        return Report(where or users[0].name, problem, site_of(users[0]), rows, [])
     devices = devices_said(text)
     if len(devices) < 2:
         return None
-    problem = mismatch(devices)
-    return Report(where or users[0].name, problem, site_of(users[0]), [], [])
+    return Report(where or users[0].name, mismatch(devices), site_of(users[0]), [], [])

@@ -26,6 +26,7 @@ __all__ = [
     "Call",
     "calls_of",
     "function_at",
+    "instance_dict",
     "is_a",
     "is_library",
     "is_peer",

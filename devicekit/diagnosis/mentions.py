@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from devicekit.diagnosis.frames import GENERATOR, MISSING, Call, is_a, lookup
+from devicekit.diagnosis.source import has_body
 
 __all__ = ["Mention", "mentioned", "mentions"]
 
@@ -40,7 +41,7 @@ def mentioned(call: Call) -> list[Mention]:
         if found:
             return found
     if call.statement is not None:
-        return mentions(call.statement, call) if not hasattr(call.statement, "body") else []
+        return mentions(call.statement, call) if not has_body(call.statement) else []
     # No source, as in an interactive session: all the names that the code uses.
     names = dict.fromkeys((*call.code.co_varnames, *call.code.co_names, *call.code.co_freevars))
     nodes = [ast.Name(name, ast.Load()) for name in names if name in call.scope]

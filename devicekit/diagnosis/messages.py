@@ -10,9 +10,9 @@ import torch
 
 __all__ = ["devices_in", "devices_said", "first_line", "is_suspect", "wants_host"]
 
-# Gaps have an end: without one, a long text with many beginnings would be searched for hours.
 # Any of these makes a text a suspect. Broad on purpose: what matches by chance is let go when
-# the tensors turn out to agree.
+# the tensors turn out to agree. Gaps have an end: without one, a long text with many beginnings
+# would be searched for hours.
 _SUSPECT = re.compile(
     r"""
       same\ (?:\w+\ ){0,3}?devices?                  # the same device, same type of device
@@ -78,17 +78,9 @@ def wants_host(text: str) -> bool:
     return _HOST.search(text) is not None
 
 
-def devices_in(text: str, also: str = "") -> list[str]:
-    """List the devices that an error text names, in order, each once.
-
-    Args:
-        text: What torch said.
-        also: The name of one more type of device, such as that of a registered backend.
-    """
-    found = [kind.lower() + index for kind, index in _DEVICE.findall(text)]
-    if also:
-        found += re.findall(rf"\b{re.escape(also)}(?::\d+)?\b", text)
-    return list(dict.fromkeys(found))
+def devices_in(text: str) -> list[str]:
+    """List the devices that an error text names, in order, each once."""
+    return list(dict.fromkeys(kind.lower() + index for kind, index in _DEVICE.findall(text)))
 
 
 def devices_said(text: str) -> list[torch.device]:

@@ -11,12 +11,12 @@ from devicekit.diagnosis.carrying import held
 from devicekit.diagnosis.frames import instance_dict, is_library
 from devicekit.diagnosis.tensors import is_free
 
-__all__ = ["moves", "moves_itself", "states_of"]
+__all__ = ["moves", "states_of"]
 
 _GENERIC = frozenset({"__dict__", "setattr", "vars"})
 
 
-def moves_itself(module: nn.Module) -> bool:
+def _overrides_apply(module: nn.Module) -> bool:
     """Say whether a module's class overrides `_apply`, which a move calls on every module.
 
     torch's own overrides, such as that of the recurrent layers, do not look at what subclasses add.
@@ -35,7 +35,7 @@ def moves(module: nn.Module, name: str, *, is_root: bool) -> bool:
         name: The attribute.
         is_root: Whether the module is the model that the user moves.
     """
-    if moves_itself(module):
+    if _overrides_apply(module):
         return True
     if not is_root:
         return False
@@ -67,7 +67,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 def states_of(module: nn.Module) -> list[Tensor]:
     """The tensors that a module moves itself: those in its attributes, CPU scalars aside."""
-    if not moves_itself(module):
+    if not _overrides_apply(module):
         return []
     values = [v for k, v in instance_dict(module).items() if not k.startswith("__")]
     found = [one for value in values for _, one in held(value, "") if isinstance(one, Tensor)]

@@ -24,7 +24,7 @@ from devicekit.diagnosis.search import Origin, Search, holds, short
 from devicekit.diagnosis.source import Fix, binding_of, stores_of
 from devicekit.diagnosis.tensors import devices_of, tensors_of
 
-__all__ = ["bringing", "contains", "inside", "is_assignable", "search_in", "trace", "use"]
+__all__ = ["bringing", "contains", "inside", "is_assignable", "search_in", "trace"]
 
 _MANY_STEPS = 12
 _LEFT_BEHIND = ".to() leaves it behind"

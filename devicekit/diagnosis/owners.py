@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from devicekit.diagnosis.frames import function_at, is_a, parse
 from devicekit.diagnosis.source import Fix, stores_of
 
-__all__ = ["Store", "container_for", "register", "store_of"]
+__all__ = ["Store", "register", "store_of"]
 
 _CONTAINERS = {
     ("list", nn.Module): "ModuleList",
@@ -64,7 +64,7 @@ def _methods(cls: type, attribute: str) -> list[FunctionType]:
     return sorted(found, key=lambda one: one.__name__ != "__init__")
 
 
-def container_for(value: Any) -> str | None:
+def _container_for(value: Any) -> str | None:
     """Which of torch's containers registers what a plain list, tuple or dict holds, if any."""
     kind = type(value).__name__
     if kind not in ("list", "tuple", "dict") or not value:
@@ -92,7 +92,7 @@ def register(owner: nn.Module, attribute: str, value: Any, place: str, store: St
     made = ast.unparse(store.value)
     if is_a(value, Tensor):
         return Fix(f'{me}.register_buffer("{attribute}", {made}, persistent=False)', place)
-    container = container_for(value)
+    container = _container_for(value)
     if container is None:
         return None
     return Fix(f"{me}.{attribute} = {_nn(owner)}.{container}({made})", place)

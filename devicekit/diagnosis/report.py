@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from devicekit.diagnosis.frames import Call
-from devicekit.diagnosis.source import Fix, line_of, without_head
+from devicekit.diagnosis.source import Fix, has_body, line_of, without_head
 
 __all__ = ["Report", "Row", "Site", "mismatch", "site_of"]
 
@@ -43,7 +43,7 @@ def site_of(call: Call) -> Site:
     statement = call.statement
     line = call.line
     source = ""
-    if statement is not None and not hasattr(statement, "body"):
+    if statement is not None and not has_body(statement):
         line = statement.lineno
         source = without_head(line_of(call.file, line), statement)
         if (statement.end_lineno or line) > line:
@@ -97,8 +97,8 @@ def _lines(fixes: Sequence[Fix]) -> Iterable[str]:
         yield f"  {'fix:' if number == 0 else '    '} {fix}"
 
 
-def mismatch(devices: Sequence[torch.device]) -> str:
-    """The sentence that torch uses, with all the devices that were found."""
-    names = [str(device) for device in devices]
+def mismatch(devices: Sequence[torch.device], right: torch.device | None = None) -> str:
+    """The sentence that torch uses, with all the devices that were found, the right one first."""
+    names = list(dict.fromkeys(map(str, devices if right is None else [right, *devices])))
     found = ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) > 1 else "".join(names)
     return f"expected all tensors to be on the same device, but found {found}"

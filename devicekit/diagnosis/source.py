@@ -7,13 +7,17 @@ from dataclasses import dataclass
 
 __all__ = [
     "Fix",
+    "add_keyword",
     "binding_of",
     "cut",
+    "has_body",
     "insert",
     "insert_all",
     "line_of",
+    "lines_of",
     "stores_of",
     "without_head",
+    "wrap",
 ]
 
 
@@ -53,12 +57,7 @@ def wrap(filename: str, node: ast.expr, before: str, after: str, statement: ast.
 
 def add_keyword(filename: str, call: ast.Call, text: str, statement: ast.stmt | None = None) -> str:
     """The source line on which a call ends, with a keyword argument added to it."""
-    number, column = call.end_lineno or 0, (call.end_col_offset or 0) - 1
-    before = _segment(filename, call).rstrip()[:-1].rstrip()
-    joint = "" if before.endswith(("(", ",")) else ", "
-    if before.endswith(",") and line_of(filename, number).encode()[:column].rstrip().endswith(b","):
-        joint = " "
-    return _edit(filename, number, column, joint + text, statement)
+    return insert_all(filename, [(call, text, True)], statement)
 
 
 def insert_all(
@@ -77,9 +76,7 @@ def insert_all(
     for node, text, is_keyword in edits:
         column = node.end_col_offset or 0
         if is_keyword:
-            before = _segment(filename, node).rstrip()[:-1].rstrip()
-            joint = "" if before.endswith(("(", ",")) else ", "
-            inserts.append((column - 1, joint + text))
+            inserts.append((column - 1, _joint(filename, node) + text))
         else:
             inserts.append((column, text))
     (last, text), *earlier = sorted(inserts, reverse=True)
@@ -89,6 +86,15 @@ def insert_all(
         at = column - dropped
         line = line[:at] + text.encode() + line[at:]
     return line.decode()
+
+
+def _joint(filename: str, call: ast.Call) -> str:
+    """What stands between the last argument of a call and one more."""
+    before = _segment(filename, call).rstrip()[:-1].rstrip()
+    if not before.endswith(("(", ",")):
+        return ", "
+    line = line_of(filename, call.end_lineno or 0).encode()[: (call.end_col_offset or 0) - 1]
+    return " " if line.endswith(b",") else ""
 
 
 def cut(filename: str, kept: ast.expr, node: ast.expr, statement: ast.stmt | None) -> str:
@@ -101,7 +107,7 @@ def cut(filename: str, kept: ast.expr, node: ast.expr, statement: ast.stmt | Non
 
 def _edit(filename: str, number: int, column: int, text: str, statement: ast.stmt | None) -> str:
     line = line_of(filename, number).encode()
-    if statement is not None and statement.end_lineno == number and not _has_body(statement):
+    if statement is not None and statement.end_lineno == number and not has_body(statement):
         line = line[: statement.end_col_offset]  # a comment after it is of no use here
     start = 0
     if statement is not None and statement.lineno == number:
@@ -128,7 +134,8 @@ def _start(line: bytes, node: ast.expr, statement: ast.stmt | None) -> int:
     return head or len(line) - len(line.lstrip())
 
 
-def _has_body(statement: ast.stmt) -> bool:
+def has_body(statement: ast.stmt) -> bool:
+    """Whether it is a block with other statements in it, such as `if` or `for`."""
     return hasattr(statement, "body")
 
 
