@@ -21,6 +21,7 @@ import linecache
 import os
 import re
 import reprlib
+import resource
 import signal
 import subprocess
 import sys
@@ -61,6 +62,7 @@ from devicekit.tree import find_hidden, find_tensors, map_tensors, register, unr
 
 EXAMPLES = 200  # in a block
 LIMIT_S = 10.0  # for one example
+MOST_MEMORY = 8 * 2**30  # bytes: what wants more gets a MemoryError
 MOST_FAILURES = 20  # of a target, then it stops
 PACKAGE = os.path.dirname(devicekit.__file__) + os.sep
 RESULT = Path(__file__).parent / "results" / "fuzz_inputs.json"
@@ -208,8 +210,9 @@ class Things(Mapping[Any, Any]):
 
 BASES: tuple[type, ...] = (
     *(object, dict, list, tuple, set, frozenset, deque, OrderedDict, defaultdict, UserDict),
-    *(UserList, ChainMap, SimpleNamespace, Things, Exception, str, torch.nn.Module),
+    *(UserList, ChainMap, SimpleNamespace, Things, Exception, str),
 )
+"""No modules: torch itself cannot list the parts of one that refuses or cannot be hashed."""
 
 
 def odd_classes() -> list[type]:
@@ -239,7 +242,7 @@ def odd(cls: type, values: list[Any]) -> Any:
     base = next(base for base in cls.__mro__[1:] if base in BASES)
     new: Any = base.__new__
     x = new(cls, values[:1]) if base in (tuple, frozenset) else new(cls)
-    if base in (UserDict, UserList, ChainMap, torch.nn.Module):
+    if base in (UserDict, UserList, ChainMap):
         with contextlib.suppress(Exception):  # it refuses to be filled
             base.__init__(x)
     for kind, fill in FILL:
@@ -982,6 +985,7 @@ def memory_mb() -> float:
 def run_target(name: str, seconds: float, first: int) -> dict[str, Any]:
     """Runs a target until the time is over, and says what it found."""
     signal.signal(signal.SIGALRM, stop)
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     faulthandler.enable()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

@@ -3,6 +3,7 @@
 import argparse
 import copy
 import io
+import itertools
 import json
 import os
 import pickle
@@ -12,6 +13,7 @@ import threading
 import time
 import timeit
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NoReturn
@@ -186,6 +188,16 @@ def test_an_error_has_no_other_error_behind_it() -> None:
     with pytest.raises(DeviceSpecError) as caught:
         Device("cudo")
     assert caught.value.__context__ is None
+
+
+def test_a_value_whose_repr_has_no_end_is_no_trouble() -> None:
+    class Endless(deque[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(itertools.count())
+
+    for spec in (Endless(), [Endless()], {"x": Endless()}):
+        with pytest.raises(DeviceSpecError, match="<Endless>"):
+            Device(spec)
 
 
 def test_a_value_whose_repr_fails_is_no_trouble() -> None:

@@ -92,7 +92,14 @@ def show(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
-_repr = reprlib.Repr()
+class _Repr(reprlib.Repr):
+    def repr_instance(self, x: object, level: int) -> str:
+        if hasattr(type(x), "__iter__"):  # what it holds may be large, or have no end
+            return f"<{type(x).__name__}>"
+        return super().repr_instance(x, level)
+
+
+_repr = _Repr()
 _repr.maxstring = _repr.maxother = 80
 
 
