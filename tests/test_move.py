@@ -468,6 +468,13 @@ def test_a_skipped_tensor_moves_where_it_is_not_skipped() -> None:
     assert moved["b"] is moved[7] is x
 
 
+def test_skip_takes_the_key_none() -> None:
+    data = {None: t(), "a": t(), "b": [t(), (t(),)]}
+    moved = to_device(data, "meta", skip=[None])
+    assert moved[None] is data[None]
+    assert all(x.is_meta for x in (moved["a"], moved["b"][0], moved["b"][1][0]))
+
+
 def test_skip_takes_one_key() -> None:
     assert to_device({"ab": t()}, "meta", skip="ab")["ab"].is_cpu
     assert to_device({"ab": t(), "a": t()}, "meta", skip="ab")["a"].is_meta
@@ -742,7 +749,7 @@ def test_registering_takes_effect_at_once_and_is_undone() -> None:
     finally:
         to_device.unregister(Record)
     assert to_device([record], "meta")[0].x.is_meta
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="which is not registered"):
         to_device.unregister(Record)
 
 

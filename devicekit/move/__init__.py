@@ -120,9 +120,9 @@ def to_device(
                 return result
             except Unsuited as unsuited:
                 memo = unsuited.memo  # what has been moved is not moved again
-            except (
-                Exception
-            ):  # torch's own, or too deep for recursion: the walker meets it again, and
-                pass  # says where, or goes on without recursion
+            # torch's own, or too deep for recursion: the walker meets it again, and says where, or
+            # goes on without recursion.
+            except Exception:
+                pass
     target = Device(device, fallback=None).torch
     return Transfer(target, dtype, non_blocking, strict, skip, memo).run(data)

@@ -76,11 +76,6 @@ def _kind(cls: type) -> str:
     return "kept" if cls in ATOMS or not moves_itself(cls) else "other"
 
 
-def _functions(device: torch.device) -> _ByType:
-    """How to move what to this device."""
-    return _confirm_on_cpu() if device.type == "cpu" else _move_to(device)
-
-
 def _confirm_on_cpu() -> _ByType:
     """Towards the CPU: give back what is there already, else leave it to the walker.
 
@@ -260,7 +255,8 @@ class _Movers(dict[Any, _ByType]):
         if device.torch in self:
             found = self[device.torch]
         else:
-            found = self[device.torch] = _functions(device.torch)
+            to_cpu = device.type == "cpu"
+            found = self[device.torch] = _confirm_on_cpu() if to_cpu else _move_to(device.torch)
         if str(spec) == str(device):
             self[spec] = found
         return found

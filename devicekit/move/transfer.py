@@ -195,7 +195,7 @@ class Transfer:
 
     def is_skipped(self, step: Step, path_of: Callable[[], str]) -> bool:
         """Whether the caller wants this child to stay where it is."""
-        if step.key is not None and step.key in self.skipped:
+        if step.key in self.skipped:
             return True
         if not self.skips_paths:  # a deep path takes long to write
             return False

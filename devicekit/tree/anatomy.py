@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeGuard, TypeVar
 
-from devicekit.tree.steps import Step, attribute_step, indexed, is_name, keyed, listed
+from devicekit.tree.steps import NO_KEY, Step, attribute_step, indexed, is_name, keyed, listed
 
 __all__ = [
     "ANY_MAPPING",
@@ -224,7 +224,7 @@ def compose(cls: type, payload: _Payload) -> Container | None:
 
     def steps(x: Any) -> list[Step]:
         return payload.steps(x) + [
-            Step(None, "") if name == payload.transparent else attribute_step(cls, name)
+            Step(NO_KEY, "") if name == payload.transparent else attribute_step(cls, name)
             for name in attributes(x)
         ]
 
@@ -336,7 +336,7 @@ def _copied(x: types.MappingProxyType[Any, Any]) -> Mapping[Any, Any]:
 # The mapping behind a proxy is out of reach; its copy has the same type.
 MAPPING_PROXY = Container(
     children=lambda x: [_copied(x)],
-    steps=lambda x: [Step(None, "")],
+    steps=lambda x: [Step(NO_KEY, "")],
     make=lambda x, values: types.MappingProxyType(values[0]),
     fill=nothing_to_fill,
     immutable=True,

@@ -86,6 +86,9 @@ def register(
         unflatten: From the object and the new children, under the same texts, a new object of the
             same type. It must not change the object.
 
+    Raises:
+        TypeError: `cls` is no type, or that of a tensor or module, which are moved as a whole.
+
     Example:
         >>> import torch
         >>> class Sample:  # hides its tensor in a closure
@@ -156,9 +159,21 @@ def changed(x: object) -> MoveError:
 def unregister(cls: type) -> None:
     """Undo `register` for this type.
 
+    Args:
+        cls: The type, as it was registered.
+
     Raises:
         KeyError: The type is not registered.
+
+    Example:
+        >>> class Sample: ...
+        >>> register(Sample, vars, lambda sample, new: Sample())
+        >>> unregister(Sample)
     """
+    if cls not in _registered:
+        raise KeyError(
+            f"`cls` is {cls!r}, which is not registered: give a type that `register` had"
+        )
     del _registered[cls]
     _forget()
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from devicekit.tree.anatomy import attributes_of, class_attribute, is_a
 from devicekit.tree.containers import ATOMS, changed, container_of
-from devicekit.tree.steps import Step, attribute_step, is_name
+from devicekit.tree.steps import NO_KEY, Step, attribute_step, is_name
 
 __all__ = ["find_hidden", "find_tensors"]
 
@@ -88,7 +88,7 @@ def _walk(
 ) -> Iterator[tuple[str, Tensor]]:
     seen: set[int] = set()
     keep_alive: list[object] = []  # so that no id is used twice
-    stack: list[tuple[_Path, object]] = [(_Path(None, Step(None, name)), data)]
+    stack: list[tuple[_Path, object]] = [(_Path(None, Step(NO_KEY, name)), data)]
     while stack:
         path, x = stack.pop()
         if type(x) in ATOMS or (leave is not None and leave(path.step, path.__str__, x)):
@@ -128,7 +128,7 @@ def _keys(x: Any) -> list[tuple[Step, Any]]:
     if not issubclass(type(x), dict):
         return []
     keys = enumerate(dict.keys(x))
-    return [(Step(None, f")[{i}]", "list("), key) for i, key in keys if type(key) not in ATOMS]
+    return [(Step(NO_KEY, f")[{i}]", "list("), key) for i, key in keys if type(key) not in ATOMS]
 
 
 def _of_module(module: nn.Module, hidden: bool) -> list[tuple[Step, Any]]:
@@ -180,11 +180,11 @@ def _of_anything(x: Any) -> list[tuple[Step, Any]]:
     if any(is_a(x, cls) for cls in (type, types.ModuleType, str, bytes)):
         return []
     if is_a(x, types.MethodType):
-        return [(Step(None, ".__self__"), x.__self__), (Step(None, ".__func__"), x.__func__)]
+        return [(Step(NO_KEY, ".__self__"), x.__self__), (Step(NO_KEY, ".__func__"), x.__func__)]
     if is_a(x, types.FunctionType):
         return _of_function(x)
     if is_a(x, partial):
-        return [(Step(None, f".{n}"), getattr(x, n)) for n in ("func", "args", "keywords")]
+        return [(Step(NO_KEY, f".{n}"), getattr(x, n)) for n in ("func", "args", "keywords")]
     return _of_object(x)
 
 
@@ -192,9 +192,9 @@ def _of_function(x: types.FunctionType) -> list[tuple[Step, Any]]:
     found: list[tuple[Step, Any]] = []
     for i, cell in enumerate(x.__closure__ or ()):
         try:
-            found.append((Step(None, f".__closure__[{i}].cell_contents"), cell.cell_contents))
+            found.append((Step(NO_KEY, f".__closure__[{i}].cell_contents"), cell.cell_contents))
         except ValueError:  # the cell is empty
             continue
     for name in ("__defaults__", "__kwdefaults__", "__dict__"):
-        found.append((Step(None, f".{name}"), getattr(x, name)))
+        found.append((Step(NO_KEY, f".{name}"), getattr(x, name)))
     return found

@@ -11,7 +11,7 @@ from devicekit.errors import MoveError
 from devicekit.tree.anatomy import Container, attributes_of, set_attributes
 from devicekit.tree.containers import ATOMS, container_of
 from devicekit.tree.describe import describe
-from devicekit.tree.steps import Step
+from devicekit.tree.steps import NO_KEY, Step
 
 __all__ = ["copy_containers", "map_tensors"]
 
@@ -97,7 +97,7 @@ _UNMADE = object()
 _IN_WORK = object()
 _ROOT = Container(
     children=lambda x: [x],
-    steps=lambda x: [Step(None, "")],
+    steps=lambda x: [Step(NO_KEY, "")],
     make=lambda x, values: values,
     fill=lambda x, twin, values: None,
 )
@@ -128,9 +128,8 @@ class _Walk:
         self.memo = memo
         self.copy = copy  # whether containers are rebuilt even if nothing in them changed
         self.nodes: dict[int, _Node] = {}  # by the id of the container
-        self.places: dict[
-            int, list[tuple[_Node, int]]
-        ] = {}  # where it is: in which, as which child
+        # Where it is: in which, as which child.
+        self.places: dict[int, list[tuple[_Node, int]]] = {}
 
     def run(self, data: object) -> object:
         root = _Node(data, _ROOT)

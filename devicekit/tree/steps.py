@@ -9,13 +9,16 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-__all__ = ["Step", "attribute_step", "indexed", "is_name", "keyed", "listed"]
+__all__ = ["NO_KEY", "Step", "attribute_step", "indexed", "is_name", "keyed", "listed"]
+
+
+NO_KEY = object()
 
 
 class Step(NamedTuple):
     """The way from a container to a child: `before + path of the container + after`.
 
-    `key` is the mapping's key or the attribute's name; None where there is none, as in a list.
+    `key` is the mapping's key or the attribute's name; `NO_KEY` where there is none, as in a list.
     """
 
     key: object
@@ -25,12 +28,12 @@ class Step(NamedTuple):
 
 def indexed(count: int) -> list[Step]:
     """The ways to the items of a sequence."""
-    return [Step(None, f"[{i}]") for i in range(count)]
+    return [Step(NO_KEY, f"[{i}]") for i in range(count)]
 
 
 def listed(count: int) -> list[Step]:
     """The ways to the elements of what cannot be indexed."""
-    return [Step(None, f")[{i}]", "list(") for i in range(count)]
+    return [Step(NO_KEY, f")[{i}]", "list(") for i in range(count)]
 
 
 def keyed(keys: Iterable[Any]) -> list[Step]:
