@@ -18,7 +18,7 @@ from common import paired
 from torch import nn
 from tqdm import tqdm
 
-from devicekit import guard, to_device
+from devicekit import DataLoader, guard, to_device
 
 SCRIPTS = (
     "containers.py",
@@ -40,6 +40,7 @@ def checks() -> dict[str, tuple[Callable[[], object], Callable[[], object], floa
     long = [torch.ones(4) for _ in range(10_000)]
     tensors = list(flat.values())
     model, x = nn.Linear(64, 64), torch.ones(8, 64)
+    many = [[torch.full((4,), float(i)) for i in range(1000)]] * 3
 
     class Guarded(nn.Linear):
         @guard
@@ -64,6 +65,11 @@ def checks() -> dict[str, tuple[Callable[[], object], Callable[[], object], floa
             1.25,
         ),
         "guard, a small linear layer": (lambda: model(x), lambda: guarded(x), 1.2),
+        "DataLoader, a list of 1000 from a worker": (
+            lambda: list(torch.utils.data.DataLoader(many, batch_size=None, num_workers=1)),
+            lambda: list(DataLoader(many, batch_size=None, num_workers=1, device="cpu")),
+            0.2,  # with the start of the worker, which is most of it
+        ),
     }
 
 
@@ -73,7 +79,8 @@ def quick() -> int:
     failed = False
     for name, (floor, own, goal) in tqdm(checks().items(), unit="check", disable=None):
         for _ in range(3):
-            found = paired({"floor": floor, "own": own}, rounds=25, seconds=0.01)
+            rounds = 3 if name.startswith("DataLoader") else 25
+            found = paired({"floor": floor, "own": own}, rounds=rounds, seconds=0.01)
             ratio, spread = found["own"]["ratio"], found["floor"]["spread"]
             if ratio <= goal * SLACK or spread > NOISY:
                 break
