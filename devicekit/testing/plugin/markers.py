@@ -43,6 +43,8 @@ class Requirement:
 
     def missing_on(self, type_: str, index: int) -> str | None:
         """Says what a device of `type_` lacks, or returns None."""
+        import torch
+
         from devicekit.probe import probe
 
         if not self.matches(type_):
@@ -54,8 +56,6 @@ class Requirement:
             return f"needs {self.count} devices of type {type_}, found {found.count}"
         if self.capability is None and self.memory is None:
             return None
-        import torch
-
         if type_ not in ("cuda", SIMULATED):
             return f"needs a compute capability or memory, and {type_} does not say what it has"
         properties = torch.get_device_module(type_).get_device_properties(index)
@@ -130,11 +130,11 @@ def on_device(item: pytest.Item, type_: str) -> list[pytest.Mark]:
 
 
 def _type_of(mark: pytest.Mark, item: pytest.Item) -> str:
+    from devicekit.probe import known_types
+
     if len(mark.args) != 1 or not isinstance(mark.args[0], str):
         raise _usage(item, mark, f"takes one device type as text, not {mark.args!r}")
     type_ = mark.args[0]
-    from devicekit.probe import known_types
-
     known = {*known_types(), "gpu", "accelerator"}
     if type_ not in known:
         raise _usage(item, mark, f"{type_!r} is no device type; known: {', '.join(sorted(known))}")

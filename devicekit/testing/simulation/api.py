@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Simulation", "simulate"]
 
+# Most modules of the simulation are imported inside functions: they use private names of torch when
+# they are imported, and `private.require` has to say first that this torch has them.
+
 
 def simulate(
     name: str = "sim",

@@ -11,6 +11,8 @@ from devicekit.testing.simulation.state import current, resolve
 __all__ = ["make"]
 
 NAME = "Simulated accelerator"
+CAPABILITY = (8, 0)
+"""The compute capability of a simulated device, that of an A100: it has bfloat16 and TF32."""
 
 
 def make(name: str) -> ModuleType:
@@ -111,16 +113,22 @@ def get_device_name(device: Any = None) -> str:
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
-    """Return a compute capability, that of an A100."""
+    """Return the compute capability of a device."""
     resolve(device)
-    return 8, 0
+    return CAPABILITY
 
 
 def get_device_properties(device: Any = None) -> SimpleNamespace:
     """Return name, memory and capability of a device."""
     _, total = memory.free_and_total(resolve(device))
+    major, minor = CAPABILITY
     return SimpleNamespace(
-        name=NAME, total_memory=total, major=8, minor=0, multi_processor_count=1, warp_size=32
+        name=NAME,
+        total_memory=total,
+        major=major,
+        minor=minor,
+        multi_processor_count=1,
+        warp_size=32,
     )
 
 

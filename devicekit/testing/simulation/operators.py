@@ -5,7 +5,7 @@ torchgen generates CUDA's wrappers from `native_functions.yaml`, which the wheel
 
 - `device_check: ExactSame`, the default: the wrapper demands one device of all tensor arguments.
 - `device_check: NoCheck   # TensorIterator`: the iterator checks, and lets one 0-dim CPU input
-pass.
+  pass.
 - `device_check: NoCheck` alone: the kernel checks by hand; those are in `rules`.
 """
 

@@ -78,7 +78,7 @@ def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
 def _pinning(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(factory)
     def wrapper(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if "pin_memory" not in kwargs or not kwargs["pin_memory"]:
+        if not kwargs.get("pin_memory"):
             return factory(*args, **kwargs)
         made = factory(*args, **{**kwargs, "pin_memory": False})
         if private.tensor_device(made).type != "cpu":

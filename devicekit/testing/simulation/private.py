@@ -59,8 +59,6 @@ DispatchKey = _find("torch._C.DispatchKey")
 DispatchKeySet = _find("torch._C.DispatchKeySet")
 ExcludeDispatchKeyGuard = _find("torch._C._ExcludeDispatchKeyGuard")
 has_kernel_for = _find("torch._C._dispatch_has_kernel_for_dispatch_key")
-OpOverload = _find("torch._ops.OpOverload")
-
 DisableTorchFunction = _find("torch._C.DisableTorchFunction")
 
 # The table in which torch.jit looks up factories. Seen in 2.10, 2.13, 2.14.

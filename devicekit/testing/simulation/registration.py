@@ -58,13 +58,16 @@ def register(name: str) -> None:
     if state.backend == name:
         return
     taken = private.backend_name()
-    if state.backend or taken != "privateuseone" or hasattr(torch, name):
+    if state.backend or taken != "privateuseone":
         raise RuntimeError(
             f"cannot register the simulated accelerator as {name!r}: torch allows one such backend "
             f"in a process, and {state.backend or taken!r} is registered. Use that name, or a new "
             f"process"
-            if state.backend or taken != "privateuseone"
-            else f"cannot register the simulated accelerator as {name!r}: `torch.{name}` exists"
+        )
+    if hasattr(torch, name):
+        raise RuntimeError(
+            f"cannot register the simulated accelerator as {name!r}: `torch.{name}` exists. Use "
+            f"another name"
         )
     built = private.real_accelerator()
     state.backend = name

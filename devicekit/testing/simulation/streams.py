@@ -68,7 +68,7 @@ class Stream(_TorchStream):  # type: ignore[misc]
 
     @property
     def _key(self) -> Key:
-        return int(self.device_index), int(self.stream_id)
+        return _key_of(self)
 
     @property
     def device(self) -> torch.device:

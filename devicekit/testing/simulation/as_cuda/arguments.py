@@ -84,10 +84,7 @@ def _with_device(function: Callable[..., Any]) -> Callable[..., Any]:
             kwargs["device"] = inward(device)
         return function(*args, **kwargs)
 
-    # torch.jit.script knows builtins by their id, so each wrapper is made once and kept.
-    operator = private.find_jit_builtin(inspect.unwrap(function))
-    if operator is not None:
-        private.register_jit_builtin(wrapper, operator)
+    private.stand_in(wrapper, inspect.unwrap(function))
     return wrapper
 
 

@@ -10,13 +10,11 @@ from typing import Any
 
 import torch
 
-from devicekit.testing.simulation import memory, private, processes, state, streams
+from devicekit.testing.simulation import memory, order, private, processes, state, streams
+from devicekit.testing.simulation.module import CAPABILITY
 from devicekit.testing.simulation.patching import Patches
 
-__all__ = ["NAMESPACE", "install", "runtime"]
-
-CAPABILITY = (8, 0)
-"""The compute capability of a simulated device: it has bfloat16 and TF32."""
+__all__ = ["NAMESPACE", "install", "properties", "runtime"]
 
 
 def install(patches: Patches) -> None:
@@ -96,8 +94,7 @@ def _stream(key: tuple[int, int]) -> tuple[int, int, int]:
 
 
 def _get_current_stream(index: int) -> tuple[int, int, int]:
-    stream = streams.current_stream(index)
-    return _stream((int(stream.device_index), int(stream.stream_id)))
+    return _stream(order.current(state.resolve(index)))
 
 
 def _get_default_stream(index: int) -> tuple[int, int, int]:
@@ -147,10 +144,6 @@ def _memory_stats(index: int) -> dict[str, Any]:
         "num_device_free"
     )
     return stats | dict.fromkeys(counters.split(), 0)
-
-
-def _reset_peak(index: int) -> None:
-    memory.reset_peak(index)
 
 
 def _set_memory_fraction(fraction: float, index: int) -> None:
@@ -219,7 +212,7 @@ NAMESPACE: dict[str, Any] = {
     "set_sync_debug_mode": _nothing,
     "get_sync_debug_mode": lambda: 0,
     "memoryStats": _memory_stats,
-    "resetPeakMemoryStats": _reset_peak,
+    "resetPeakMemoryStats": memory.reset_peak,
     "resetAccumulatedMemoryStats": _nothing,
     "hostMemoryStats": dict,
     "resetPeakHostMemoryStats": _nothing,
