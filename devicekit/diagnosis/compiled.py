@@ -14,7 +14,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from devicekit.diagnosis.frames import MISSING, Call, function_at, is_a, is_library, lookup, parse
+from devicekit.diagnosis.frames import (
+    MISSING,
+    Call,
+    function_at,
+    has_type,
+    is_library,
+    lookup,
+    parse,
+)
 from devicekit.diagnosis.making import factory_in
 from devicekit.diagnosis.source import binding_of, has_body
 from devicekit.diagnosis.tensors import MADE_UP
@@ -133,9 +141,9 @@ def _called_next(call: Call) -> tuple[FunctionType | None, tuple[Any, ...], dict
         args = tuple(lookup(one, call) for one in node.args)
         kwargs = {one.arg: lookup(one.value, call) for one in node.keywords if one.arg}
         value = lookup(node.func, call)
-        if is_a(value, nn.Module):
+        if has_type(value, nn.Module):
             return _python(type(value).forward), (value, *args), kwargs
-        if is_a(value, FunctionType):
+        if has_type(value, FunctionType):
             return _python(value), args, kwargs
         if value is MISSING and isinstance(node.func, ast.Attribute):  # a method of a module
             owner = lookup(node.func.value, call)

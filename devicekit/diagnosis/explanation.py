@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from devicekit.diagnosis.compiled import traced_calls
-from devicekit.diagnosis.frames import GENERATOR, MISSING, Call, calls_of, is_a, lookup
+from devicekit.diagnosis.frames import GENERATOR, MISSING, Call, calls_of, has_type, lookup
 from devicekit.diagnosis.making import inline
 from devicekit.diagnosis.mending import use
 from devicekit.diagnosis.mentions import Mention
@@ -130,7 +130,7 @@ def _at(
     """
     call = calls[0]
     things = things_in(call)
-    generators = [t.mention for t in things if is_a(t.mention.value, GENERATOR)]
+    generators = [t.mention for t in things if has_type(t.mention.value, GENERATOR)]
     devices = devices_of(t for thing in things for _, t in thing.tensors)
     if said and devices:
         devices = list(dict.fromkeys([*devices, *devices_said(text)]))
@@ -170,7 +170,7 @@ def _in_own_frame(
 def _without_parts(thing: Thing, target: torch.device) -> Thing:
     """Leave out the parts of a model that are elsewhere: the layer's own statement says more."""
     here = [(path, tensor) for path, tensor in thing.tensors if tensor.device == target]
-    if not here or not is_a(thing.mention.value, nn.Module):
+    if not here or not has_type(thing.mention.value, nn.Module):
         return thing
     return Thing(thing.mention, here)
 
@@ -204,13 +204,13 @@ def _report(
             rows += _rows(thing, thing.tensors, "")
             continue
         origin = _origin(calls, thing, off, target)
-        if is_a(thing.mention.value, nn.Module) and len(off) < len(thing.tensors):
+        if has_type(thing.mention.value, nn.Module) and len(off) < len(thing.tensors):
             rows.append(Row(str(target), thing.mention.path, describe(thing.mention.value)))
-        elif not is_a(thing.mention.value, nn.Module):
+        elif not has_type(thing.mention.value, nn.Module):
             right = [(path, t) for path, t in thing.tensors if t.device == target]
             rows += _rows(thing, right[:_MANY_RIGHT], "")
         what = origin.what if origin is not None else ""
-        if is_a(thing.mention.value, Optimizer):
+        if has_type(thing.mention.value, Optimizer):
             what = what or "did not move with the model"
         off_rows += _rows(thing, off, what)
         if origin is not None:
@@ -228,7 +228,7 @@ def _rows(thing: Thing, tensors: Sequence[tuple[str, Tensor]], what: str) -> lis
     value = thing.mention.value
     devices = devices_of(t for _, t in tensors)
     suffix = f", {what}" if what else ""
-    if is_a(value, nn.Module) and len(devices) == 1 and len(tensors) == len(thing.tensors):
+    if has_type(value, nn.Module) and len(devices) == 1 and len(tensors) == len(thing.tensors):
         return [Row(str(devices[0]), thing.mention.path, describe(value) + suffix)]
     shown = tensors[:_MANY_TENSORS]
     rows = [Row(str(t.device), path, describe(t) + suffix) for path, t in shown]
@@ -242,9 +242,9 @@ def _origin(
 ) -> Origin | None:
     value, node = thing.mention.value, thing.mention.node
     search = search_in(calls, target, calls[0].file)
-    if is_a(value, nn.Module) and len(off) < len(thing.tensors):
+    if has_type(value, nn.Module) and len(off) < len(thing.tensors):
         return inside(search, value, off)
-    if target.type == "cpu" and is_a(value, Tensor):
+    if target.type == "cpu" and has_type(value, Tensor):
         # The operation runs on the host: the tensor is right where it is, until here.
         return use(search, node, 0, "")
     return trace(search, value, node)
@@ -358,7 +358,7 @@ def _of_made(calls: list[Call], text: str, where: str) -> Report | None:
 def _unnamed(users: list[Call], library: list[Call], text: str, where: str) -> Report | None:
     """No name in the user's code is off: look at what torch's own functions were given."""
     for call in library:
-        tensors = [(n, v) for n, v in call.scope.items() if is_a(v, Tensor)]
+        tensors = [(n, v) for n, v in call.scope.items() if has_type(v, Tensor)]
         devices = devices_of(t for _, t in tensors)
         if len(devices) < 2:
             continue

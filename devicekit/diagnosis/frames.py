@@ -26,8 +26,8 @@ __all__ = [
     "Call",
     "calls_of",
     "function_at",
+    "has_type",
     "instance_dict",
-    "is_a",
     "is_library",
     "is_peer",
     "lookup",
@@ -107,7 +107,7 @@ class Call:
         return MISSING
 
 
-def is_a(value: Any, kinds: Any) -> bool:
+def has_type(value: Any, kinds: Any) -> bool:
     """`isinstance`, by the type alone: it asks the object nothing, not even for its class."""
     return issubclass(type(value), kinds)
 
@@ -301,14 +301,14 @@ def lookup(node: ast.AST, call: Call) -> Any:
 def member(owner: Any, name: str) -> Any:
     """An attribute of an object, read from dictionaries and slots only, or `MISSING`."""
     own = instance_dict(owner)
-    if is_a(owner, nn.Module):
+    if has_type(owner, nn.Module):
         for registry in ("_parameters", "_buffers", "_modules"):
             entries = own.get(registry)
             if entries and name in entries:
                 return entries[name]
     if name in own:
         return own[name]
-    for base in type.__getattribute__(owner if is_a(owner, type) else type(owner), "__mro__"):
+    for base in type.__getattribute__(owner if has_type(owner, type) else type(owner), "__mro__"):
         value = type.__getattribute__(base, "__dict__").get(name, MISSING)
         if value is MISSING:
             continue
@@ -337,23 +337,23 @@ def _is_plain_key(key: Any) -> bool:
 
 
 def _item(holder: Any, key: Any) -> Any:
-    if is_a(holder, nn.Module):
+    if has_type(holder, nn.Module):
         # ModuleList, ModuleDict, Sequential, ParameterList: children under the text of the key.
-        if is_a(holder, nn.ModuleList | nn.Sequential | nn.ParameterList):
+        if has_type(holder, nn.ModuleList | nn.Sequential | nn.ParameterList):
             if type(key) is not int:
                 return MISSING
             own = instance_dict(holder)
             if key < 0:
                 key += len(own["_modules"]) + len(own["_parameters"])
-        return member(holder, str(key)) if is_a(key, str | int) else MISSING
+        return member(holder, str(key)) if has_type(key, str | int) else MISSING
     if not _is_plain_key(key):
         return MISSING
     try:
-        if is_a(holder, dict):
+        if has_type(holder, dict):
             return dict.get(holder, key, MISSING)
-        if is_a(holder, list):
+        if has_type(holder, list):
             return list.__getitem__(holder, key) if type(key) is int else MISSING
-        if is_a(holder, tuple):
+        if has_type(holder, tuple):
             return tuple.__getitem__(holder, key) if type(key) is int else MISSING
     except IndexError:
         return MISSING

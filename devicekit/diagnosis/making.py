@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from devicekit.diagnosis.frames import MISSING, Call, is_a, lookup
+from devicekit.diagnosis.frames import MISSING, Call, has_type, lookup
 from devicekit.diagnosis.mentions import mentions
 from devicekit.diagnosis.search import Origin, Search, short
 from devicekit.diagnosis.source import Fix, add_keyword, cut, insert
@@ -72,7 +72,7 @@ def is_factory(made: ast.Call, call: Call) -> bool:
 def _name_in_torch(function: ast.expr, call: Call) -> str | None:
     """The name that torch has for a function, whatever the caller calls it."""
     value = lookup(function, call)
-    if not is_a(value, BuiltinFunctionType | FunctionType):
+    if not has_type(value, BuiltinFunctionType | FunctionType):
         return None
     name: str = value.__name__
     return name if vars(torch).get(name) is value else None
@@ -102,7 +102,7 @@ def loader_in(node: ast.AST, call: Call) -> str | None:
     for one in ast.walk(node):
         if isinstance(one, ast.Name | ast.Attribute):
             value = lookup(one, call)
-            if is_a(value, DataLoader) or type(value).__name__ in _LOADER_ITERATORS:
+            if has_type(value, DataLoader) or type(value).__name__ in _LOADER_ITERATORS:
                 return ast.unparse(one)
     return None
 
@@ -182,7 +182,7 @@ def _is_unknown(node: ast.expr, call: Call) -> bool:
     """Whether an operand is computed, and nothing in it tells on which device."""
     if not isinstance(node, ast.Call | ast.Attribute) or lookup(node, call) is not MISSING:
         return False
-    return not any(is_a(m.value, Tensor) for m in mentions(node, call))
+    return not any(has_type(m.value, Tensor) for m in mentions(node, call))
 
 
 def _is_call_of_python(node: ast.expr, call: Call) -> bool:
@@ -199,7 +199,7 @@ def _needless_move(operand: ast.expr, search: Search) -> ast.Call | None:
             and one.end_lineno == one.func.value.end_lineno
         ):
             value = lookup(one.func.value, search.calls[0])
-            if is_a(value, Tensor) and value.device == search.target:
+            if has_type(value, Tensor) and value.device == search.target:
                 return one
     return None
 

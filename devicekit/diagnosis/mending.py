@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from devicekit.diagnosis.frames import MISSING, Call, is_a, lookup
+from devicekit.diagnosis.frames import MISSING, Call, has_type, lookup
 from devicekit.diagnosis.making import call_of, factory_in, generator_in
 from devicekit.diagnosis.search import Origin, Search, short
 from devicekit.diagnosis.source import Fix, add_keyword, binding_of, insert, wrap
@@ -17,11 +17,11 @@ __all__ = ["generator", "made_by", "moving", "use"]
 
 def moving(search: Search, value: Any, path: str, place: str) -> Fix:
     """The line that moves what an expression is bound to."""
-    if is_a(value, nn.Module):
+    if has_type(value, nn.Module):
         return Fix(f"{path}.to({search.quoted})", place)
-    if is_a(value, Optimizer):
+    if has_type(value, Optimizer):
         return Fix(f"devicekit.to_device({path}, {search.quoted})", place)
-    if is_a(value, Tensor):
+    if has_type(value, Tensor):
         move = ".cpu()" if search.target.type == "cpu" else f".to({search.quoted})"
         return Fix(f"{path} = {path}{move}", place)
     return Fix(f"{path} = devicekit.to_device({path}, {search.quoted})", place)
@@ -71,12 +71,12 @@ def use(search: Search, node: ast.AST, at: int, what: str) -> Origin:
     """A name that must not be assigned here: mend the place where it is used."""
     call = search.calls[at]
     value = lookup(node, call)
-    if is_a(value, nn.Module):
+    if has_type(value, nn.Module):
         return Origin(what, moving(search, value, ast.unparse(node), search.before(at)))
     used = _use_of(call, ast.unparse(node))
     if used is None or value is MISSING or used.lineno != used.end_lineno:
         return Origin(what, None)
-    if is_a(value, Tensor):
+    if has_type(value, Tensor):
         line = insert(call.file, used, search.move(at, call.line), call.statement)
     else:
         end = f", {search.device_code(at, call.line)})"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from devicekit.diagnosis.frames import GENERATOR, MISSING, Call, is_a, lookup
+from devicekit.diagnosis.frames import GENERATOR, MISSING, Call, has_type, lookup
 from devicekit.diagnosis.source import has_body
 
 __all__ = ["Mention", "mentioned", "mentions"]
@@ -66,7 +66,7 @@ def _visit(node: ast.AST, call: Call) -> Iterator[Mention]:
             # A method or a property: of a tensor, an optimizer or a layer the object itself counts;
             # a method of the user's own module has a frame of its own.
             owner = lookup(node.value, call)
-            if is_a(owner, nn.Module) and node.attr not in ("forward", "__call__"):
+            if has_type(owner, nn.Module) and node.attr not in ("forward", "__call__"):
                 return
     for child in ast.iter_child_nodes(node):
         yield from _visit(child, call)
@@ -94,13 +94,13 @@ def _asks_only(node: ast.AST) -> bool:
 
 
 def _can_hold_tensors(value: Any) -> bool:
-    if is_a(value, Tensor | nn.Module | Optimizer | GENERATOR):
+    if has_type(value, Tensor | nn.Module | Optimizer | GENERATOR):
         return True
-    if value is MISSING or is_a(
+    if value is MISSING or has_type(
         value, str | bytes | int | float | complex | type | None | torch.device | torch.dtype
     ):
         return False
-    if is_a(value, list | tuple | dict | set):
+    if has_type(value, list | tuple | dict | set):
         return len(value) > 0
     kinds = ("builtin_function_or_method", "function", "module", "method")
     return type(value).__name__ not in kinds

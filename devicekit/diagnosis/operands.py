@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from devicekit.diagnosis.frames import MISSING, Call, is_a, lookup
+from devicekit.diagnosis.frames import MISSING, Call, has_type, lookup
 from devicekit.diagnosis.making import is_factory
 from devicekit.diagnosis.search import Search
 from devicekit.diagnosis.source import Fix, insert_all
@@ -75,7 +75,7 @@ def _made(node: ast.Call, call: Call, said: Sequence[str]) -> Made | None:
 def _is_layer(node: ast.Call, call: Call) -> bool:
     """Whether a call makes a layer of torch that has no others inside, which takes `device=`."""
     value = lookup(node.func, call)
-    if not is_a(value, type) or not issubclass(value, nn.Module):
+    if not has_type(value, type) or not issubclass(value, nn.Module):
         return False
     if not value.__module__.startswith("torch.nn."):
         return False
@@ -88,7 +88,7 @@ def _is_layer(node: ast.Call, call: Call) -> bool:
 
 def _device(node: ast.expr, call: Call, said: Sequence[str]) -> torch.device | None:
     value = lookup(node, call)
-    if value is MISSING or not is_a(value, str | torch.device):
+    if value is MISSING or not has_type(value, str | torch.device):
         return None
     try:
         return _complete(str(value), said)

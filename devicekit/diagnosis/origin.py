@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from devicekit import compat
-from devicekit.diagnosis.frames import GENERATOR, MISSING, Call, instance_dict, is_a, lookup
+from devicekit.diagnosis.frames import GENERATOR, MISSING, Call, has_type, instance_dict, lookup
 from devicekit.diagnosis.making import factory_in, loader_in, spine
 from devicekit.diagnosis.mending import generator, made_by, moving, use
 from devicekit.diagnosis.mentions import Mention, mentions
@@ -77,8 +77,8 @@ def _item(search: Search, value: Any, node: ast.Subscript, at: int) -> Origin | 
     while isinstance(base, ast.Subscript):
         base = base.value
     holder = lookup(base, search.calls[at])
-    if is_a(holder, nn.Module):
-        word = "layer" if is_a(value, nn.Module) else "parameter"
+    if has_type(holder, nn.Module):
+        word = "layer" if has_type(value, nn.Module) else "parameter"
         return _registered(search, value, node, at, word)
     return search.follow(search, holder, base, at)
 
@@ -87,17 +87,17 @@ def _attribute(search: Search, value: Any, node: ast.Attribute, at: int) -> Orig
     owner = lookup(node.value, search.calls[at])
     if owner is MISSING:
         return None
-    if is_a(owner, Tensor):  # x.T, x.grad: what x is
+    if has_type(owner, Tensor):  # x.T, x.grad: what x is
         return search.follow(search, owner, node.value, at)
-    if is_a(owner, ModuleType):
+    if has_type(owner, ModuleType):
         return use(search, node, at, f"global of {owner.__name__}: nothing moves it")
     made = _made_by_method(search, node, at)
     if made is not None:
         return made
     own = instance_dict(owner)
-    if not is_a(owner, nn.Module):
-        if node.attr not in own or is_a(owner, type):
-            cls = owner if is_a(owner, type) else type(owner)
+    if not has_type(owner, nn.Module):
+        if node.attr not in own or has_type(owner, type):
+            cls = owner if has_type(owner, type) else type(owner)
             return use(search, node, at, f"attribute of the class {cls.__name__}")
         name = ast.unparse(node)
         return Origin(
@@ -148,11 +148,11 @@ def _unregistered(
 ) -> Origin:
     name = type(owner).__name__
     path = ast.unparse(node)
-    if is_a(value, Tensor):
+    if has_type(value, Tensor):
         what = f"plain attribute of {name}: {_LEFT_BEHIND}"
-    elif is_a(value, nn.Module):
+    elif has_type(value, nn.Module):
         what = f"layer that {name} has not registered: {_LEFT_BEHIND}"
-    elif is_a(value, list | tuple | dict | set):
+    elif has_type(value, list | tuple | dict | set):
         what = f"in a plain {type(value).__name__} of {name}: {_LEFT_BEHIND}"
     else:
         what = f"in a {type(value).__name__} of {name}: {_LEFT_BEHIND}"
@@ -176,7 +176,7 @@ def _store_mended(
 def _name(search: Search, value: Any, node: ast.Name, at: int) -> Origin | None:
     call = search.calls[at]
     name = node.id
-    if is_a(value, GENERATOR):
+    if has_type(value, GENERATOR):
         return generator(search, value, name, at)
     if name in call.code.co_freevars:
         if call.code.co_name.startswith("<") and at + 1 < len(search.calls):
@@ -269,13 +269,13 @@ def _given(call: Call, name: str, expression: ast.expr | None) -> ast.expr | Non
 
 def contains(candidate: Any, value: Any, depth: int = 3) -> bool:
     """Whether something mentioned holds a value: directly, or in nested lists and dicts."""
-    if is_a(candidate, nn.Module):
-        return is_a(value, nn.Module) and holds(candidate, value)
-    if is_a(candidate, functools.partial):
+    if has_type(candidate, nn.Module):
+        return has_type(value, nn.Module) and holds(candidate, value)
+    if has_type(candidate, functools.partial):
         items: Sequence[Any] = [*candidate.args, *candidate.keywords.values()]
-    elif is_a(candidate, dict):
+    elif has_type(candidate, dict):
         items = list(candidate.values())
-    elif is_a(candidate, list | tuple):
+    elif has_type(candidate, list | tuple):
         items = candidate
     else:
         return False
@@ -319,7 +319,7 @@ def _loop_variable(
         place = search.place("before", loop.body[0].lineno, call.file)
         return _batch(search, node.id, loop.target, loader, place, at)
     for mention in mentions(loop.iter, call):
-        if is_a(mention.value, nn.Module):
+        if has_type(mention.value, nn.Module):
             if holds(mention.value, value):
                 place, path = search.outermost(value, at, mention.path)
                 what = f"in {mention.path}"
@@ -335,7 +335,7 @@ def _loop_variable(
 
 def _at_path(path: str, container: Any, value: Any, what: str) -> str:
     """The item of a container that a loop variable stands for, in words."""
-    items = container.items() if is_a(container, dict) else enumerate(container)
+    items = container.items() if has_type(container, dict) else enumerate(container)
     key = next((key for key, one in items if one is value), None)
     name = path if key is None else f"{path}[{key!r}]"
     return f"`{name}`, {what}" if what else f"`{name}`"
@@ -375,11 +375,11 @@ def _assigned(
             if _is_off(mention.value, search) and contains(value, mention.value):
                 return search.follow(search, mention.value, mention.node, at)
     found = made_by(search, made, statement, at)
-    if found is not None and is_a(value, Tensor):
+    if found is not None and has_type(value, Tensor):
         return Origin(found.what, found.fix, name)
     what = f"made by {short(ast.unparse(made))}"
     return Origin(what, moving(search, value, ast.unparse(node), search.before(at)), name)
 
 
 def _is_off(value: Any, search: Search) -> bool:
-    return is_a(value, Tensor) and value.device != search.target
+    return has_type(value, Tensor) and value.device != search.target

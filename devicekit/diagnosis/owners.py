@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from devicekit.diagnosis.frames import function_at, is_a, parse
+from devicekit.diagnosis.frames import function_at, has_type, parse
 from devicekit.diagnosis.source import Fix, stores_of
 
 __all__ = ["Store", "register", "store_of"]
@@ -90,7 +90,7 @@ def register(owner: nn.Module, attribute: str, value: Any, place: str, store: St
     """
     me = ast.unparse(store.target.value)
     made = ast.unparse(store.value)
-    if is_a(value, Tensor):
+    if has_type(value, Tensor):
         return Fix(f'{me}.register_buffer("{attribute}", {made}, persistent=False)', place)
     container = _container_for(value)
     if container is None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from devicekit.diagnosis.frames import MISSING, Call, is_a
+from devicekit.diagnosis.frames import MISSING, Call, has_type
 from devicekit.diagnosis.mentions import mentions
 from devicekit.diagnosis.source import Fix, binding_of, lines_of
 from devicekit.diagnosis.tensors import tensors_of
@@ -86,7 +86,7 @@ class Search:
             if call.expression is None or (call.is_peer and not self.calls[at].is_peer):
                 continue
             for mention in mentions(call.expression, call):
-                if is_a(mention.value, nn.Module) and holds(mention.value, value):
+                if has_type(mention.value, nn.Module) and holds(mention.value, value):
                     return self.before(index), mention.path
         return self.before(at), path
 
@@ -102,7 +102,7 @@ class Search:
             value = call.scope.get(name, MISSING)
             if function is not None and binding_of(function, name, line) is not None:
                 continue
-            if is_a(value, Tensor) and value.device == self.target and name != "self":
+            if has_type(value, Tensor) and value.device == self.target and name != "self":
                 return f"{name}.device"
             if _is_device(value, self.target):
                 return name
@@ -113,7 +113,7 @@ class Search:
 
 
 def _is_device(value: Any, target: torch.device) -> bool:
-    if not is_a(value, str | torch.device):
+    if not has_type(value, str | torch.device):
         return False
     return str(value) == str(target)
 
@@ -129,7 +129,7 @@ def _is_bound_before(call: Call, name: str, line: int) -> bool:
 
 def holds(module: nn.Module, value: Any) -> bool:
     """Say whether a module or tensor is registered in a module."""
-    if is_a(value, nn.Module):
+    if has_type(value, nn.Module):
         return any(one is value for one in nn.Module.modules(module))
     return any(one is value for _, one in tensors_of(module, ""))
 

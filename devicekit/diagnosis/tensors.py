@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from devicekit.diagnosis.frames import is_a
+from devicekit.diagnosis.frames import has_type
 from devicekit.tree import dtype_and_shape, find_tensors
 from devicekit.tree.containers import container_of
 
@@ -43,9 +43,9 @@ def tensors_of(
         name: What the paths begin with.
         known: Names of parameters by identity, for the paths into an optimizer's state.
     """
-    if is_a(value, Optimizer):
+    if has_type(value, Optimizer):
         yield from _of_optimizer(value, name, known or {})
-    elif is_a(value, partial):
+    elif has_type(value, partial):
         yield from find_tensors(value.args, name=f"{name}.args")
         yield from find_tensors(value.keywords, name=f"{name}.keywords")
     elif _is_looked_into(type(value)):
@@ -78,7 +78,7 @@ def names_of_parameters(objects: Iterable[tuple[str, Any]]) -> dict[int, str]:
     """The names of the parameters of the modules among some objects, by identity."""
     names: dict[int, str] = {}
     for root, module in objects:
-        if is_a(module, nn.Module):
+        if has_type(module, nn.Module):
             for path, tensor in find_tensors(module, name=root):
                 names.setdefault(id(tensor), path)
     return names
@@ -86,11 +86,11 @@ def names_of_parameters(objects: Iterable[tuple[str, Any]]) -> dict[int, str]:
 
 def describe(value: Any) -> str:
     """A value in a few words: `float32[32, 3]`, `Net: 12 parameters, 2 buffers`."""
-    if is_a(value, Tensor):
+    if has_type(value, Tensor):
         if MADE_UP in vars(value):
             return "tensor"
         return dtype_and_shape(value)
-    if is_a(value, nn.Module):
+    if has_type(value, nn.Module):
         return f"{type(value).__name__}: {_amount(value)}"
     return type(value).__name__
 
