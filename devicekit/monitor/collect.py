@@ -168,10 +168,8 @@ def _gpu(nvml: Nvml, index: int, driver: str | None) -> Gpu:
         no_memory=_no_memory(model_name, bool(mig)),
         mig_reason="mig" if mig else None,
     )
-    if mig:
-        # They are listed once, with the MIG device they run on, where their memory is known.
-        seen = {process.pid for part in mig for process in part.processes}
-        processes = tuple(process for process in processes if process.pid not in seen)
+    # They are listed once, with the MIG device they run on, where their memory is known.
+    listed = {process.pid for part in mig for process in part.processes}
     if why:
         reasons["processes"] = why
     found = Gpu(
@@ -186,7 +184,7 @@ def _gpu(nvml: Nvml, index: int, driver: str | None) -> Gpu:
         power_limit_milliwatts=ask("power_limit_milliwatts", "nvmlDeviceGetEnforcedPowerLimit"),
         utilization_percent=None if rates is None else int(rates.gpu),
         unified_memory=unified,
-        processes=processes,
+        processes=tuple(process for process in processes if process.pid not in listed),
         mig_devices=mig,
         reasons=reasons,
     )
