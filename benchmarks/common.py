@@ -84,6 +84,40 @@ def write(name: str, results: Mapping[str, Any], *packages: str) -> Path:
     return path
 
 
+def bars(
+    name: str, panels: Mapping[str, Mapping[str, float]], label: str, line: float | None = None
+) -> None:
+    """Draws horizontal bars as `results/<name>.svg`, a panel for each case.
+
+    Args:
+        name: Of the file.
+        panels: By the title of a panel, the values by what they belong to.
+        label: What the values are, with their unit.
+        line: Where to draw a line that says "as much as the floor".
+    """
+    from matplotlib.figure import Figure
+
+    height = -(-len(panels) // 2)
+    figure = Figure(figsize=(9, 2.3 * height), layout="constrained")
+    grid = figure.subplots(height, 2, squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.remove()
+    for axes, (title, values) in zip(grid.flat, panels.items(), strict=False):
+        ours = {"devicekit"} & set(values) or set(values)
+        colours = ["tab:blue" if who in ours else "silver" for who in values]
+        drawn = axes.barh(list(values), list(values.values()), color=colours)
+        texts = [f"{value:,.{2 if value < 100 else 0}f}" for value in values.values()]
+        axes.bar_label(drawn, texts, padding=2, fontsize=8)
+        if line is not None:
+            axes.axvline(line, color="black", linewidth=0.8)
+        axes.invert_yaxis()
+        axes.margins(x=0.14)
+        axes.set_title(title, fontsize=10)
+        axes.tick_params(labelsize=8)
+    figure.supxlabel(label, fontsize=9)
+    figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
+
+
 def _repeats(call: Callable[[], object], seconds: float) -> int:
     call()
     return max(1, int(seconds / max(_time(call, 1), 1e-7)))

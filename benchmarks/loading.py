@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, write
+from common import RESULTS, bars, write
 from torch.utils.data import Dataset, default_collate
 
 ROOT = Path(__file__).parents[1]
@@ -304,27 +304,6 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(results: dict[str, Any], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    batches = list(results["transport"])
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    axes = figure.subplots()
-    names = list(dict.fromkeys(name for row in results["transport"].values() for name in row))
-    width = 0.9 / len(names)
-    for offset, name in enumerate(names):
-        places = [
-            (place + (offset - (len(names) - 1) / 2) * width, row[name]["ms"])
-            for place, row in enumerate(results["transport"].values())
-            if name in row
-        ]
-        axes.bar([x for x, _ in places], [y for _, y in places], width, label=name)
-    axes.set(yscale="log", ylabel="ms per batch, one worker")
-    axes.set_xticks(range(len(batches)), batches, fontsize=8, rotation=20, ha="right")
-    axes.legend(fontsize=8)
-    figure.savefig(path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true")
@@ -348,8 +327,11 @@ def main() -> None:
         return
     write("loading", results, "accelerate", "tensordict", "timm", "torch_geometric", "torchvision")
     (RESULTS / "loading.md").write_text(table(results))
-    if find_spec("matplotlib"):
-        plot(results, RESULTS / "loading.svg")
+    panels = {
+        batch: {name: found["ms"] for name, found in row.items()}
+        for batch, row in results["transport"].items()
+    }
+    bars("loading", panels, "ms per batch, one worker")
 
 
 if __name__ == "__main__":

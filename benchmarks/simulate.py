@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from common import RESULTS, write
+from common import RESULTS, bars, write
 from torch import nn
 
 from devicekit.testing import simulate
@@ -167,19 +167,6 @@ def table(results: dict[str, dict[str, dict[str, float]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(results: dict[str, dict[str, dict[str, float]]]) -> None:
-    """Bars of the step on the simulation over the step on the CPU."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 2.6), layout="constrained")
-    axes = figure.subplots()
-    axes.barh(list(results), [result["device"]["ratio"] for result in results.values()])
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.invert_yaxis()
-    axes.set_xlabel("training step on the simulation, times the same step on the CPU")
-    figure.savefig(RESULTS / "simulate.svg")
-
-
 def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     results = {}
@@ -191,7 +178,13 @@ def main(names: list[str]) -> None:
         return
     write("simulate", {"models": results})
     (RESULTS / "simulate.md").write_text(table(results))
-    plot(results)
+    panels = {
+        "on the simulation": {n: result["device"]["ratio"] for n, result in results.items()},
+        "on the CPU beside it": {
+            n: result["cpu beside cuda"]["ratio"] for n, result in results.items()
+        },
+    }
+    bars("simulate", panels, "training step, times the same without the simulation", line=1)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from common import RESULTS, paired, write
+from common import bars, paired, write
 
 from devicekit import find_tensors, to_device
 
@@ -206,29 +206,16 @@ def table(results: dict[str, Any]) -> str:
 
 def plot(results: dict[str, Any]) -> None:
     """Bars of the ratios to the floor; "some" marks who left tensors behind."""
-    from matplotlib.figure import Figure
-
-    cases = [case for case in results if not case.startswith("depth")]
-    shown = ["devicekit", "accelerate", "lightning", "ignite", "optree", "torch pytree", "fastai"]
-    figure = Figure(figsize=(9, 9), layout="constrained")
-    rows = figure.subplots(len(cases) // 2, 2)
-    for axes, case in zip(rows.flat, cases, strict=True):
-        times = results[case]["times"]
-        ran = [name for name in shown if name in times]
-        bars = axes.barh(
-            [f"{name} (some)" if name in results[case]["faults"] else name for name in ran],
-            [times[name]["ratio"] for name in ran],
-            color=["tab:blue" if name == "devicekit" else "silver" for name in ran],
-        )
-        axes.bar_label(bars, fmt="%.2f", padding=2, fontsize=8)
-        axes.axvline(1, color="black", linewidth=0.8)
-        axes.invert_yaxis()
-        axes.margins(x=0.12)
-        axes.set_title(case, fontsize=10)
-        axes.tick_params(labelsize=8)
-    for axes in rows[-1]:
-        axes.set_xlabel("times the floor", fontsize=8)
-    figure.savefig(RESULTS / "to_device.svg")
+    panels = {
+        case: {
+            f"{name} (some)" if name in found["faults"] else name: timing["ratio"]
+            for name, timing in found["times"].items()
+            if not name.startswith(("floor", "tensordict"))
+        }
+        for case, found in results.items()
+        if not case.startswith("depth")
+    }
+    bars("to_device", panels, "times the floor", line=1)
 
 
 def main() -> None:
