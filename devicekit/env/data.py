@@ -8,7 +8,7 @@ from typing import Literal
 
 from devicekit.records import Record
 
-__all__ = ["SCHEMA_VERSION", "EnvGpu", "Environment", "Nvcc", "Problem", "Verdict"]
+__all__ = ["SCHEMA_VERSION", "EnvGpu", "Environment", "Level", "Nvcc", "Problem", "Verdict"]
 
 SCHEMA_VERSION = 1
 Level = Literal["ok", "warning", "error", "unknown"]

@@ -12,7 +12,7 @@ from torch import nn
 
 from devicekit.diagnosis.tensors import is_free
 
-__all__ = ["SPREAD", "Spread", "device_of", "look_at", "nearest_parameter"]
+__all__ = ["Spread", "device_of", "look_at", "nearest_parameter"]
 
 
 class Spread:
