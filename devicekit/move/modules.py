@@ -79,9 +79,10 @@ def _refuse_meta(module: nn.Module, device: torch.device) -> None:
     if device.type == "meta" or not names:
         return
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    plural = "s" if len(names) > 1 else ""
     raise MoveError(
         f"Cannot copy out of meta tensor; no data! {type(module).__name__} has {len(names)} "
-        f"parameter{'s' if len(names) > 1 else ''} or buffers on meta: "
+        f"parameter{plural} or buffer{plural} on meta: "
         f"{', '.join(names[:5])}{more}. Make room for them with "
         f'`module.to_empty(device="{device}")`, then load or initialise their values'
     )
