@@ -7,7 +7,7 @@ per tensor as long as the tensors are small. `pack` puts the small ones into one
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Collection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
@@ -17,7 +17,8 @@ from torch.utils.data import get_worker_info
 
 from devicekit import compat
 from devicekit.errors import MoveError
-from devicekit.tree import describe, map_tensors
+from devicekit.tree import describe, find_tensors, map_tensors
+from devicekit.tree.containers import container_of
 
 __all__ = ["LARGE", "Packed", "pack", "pays", "unpack"]
 
@@ -111,12 +112,15 @@ class Packed(Generic[T]):
         count = sum(len(segment.slots) for segment in self._segments)
         return f"Packed({count} tensors in {self.buffer.nbytes} bytes on {self.buffer.device})"
 
-    def mapped(self, mover: Callable[[Any], Any]) -> Packed[T]:
-        """Return it with `mover`, which takes any structure, applied to all that can be moved."""
-        if self._is_all:  # spares a walk over as many slots as there are tensors
-            buffer, rest = mover(self.buffer), self.rest
-        else:
-            buffer, rest = mover((self.buffer, self.rest))
+    @property
+    def movable(self) -> object:
+        """A structure of all that can be moved."""
+        # The buffer alone spares a walk over as many slots as there are tensors.
+        return self.buffer if self._is_all else (self.buffer, self.rest)
+
+    def replaced(self, movable: Any) -> Packed[T]:
+        """Return it with what `movable` has become."""
+        buffer, rest = (movable, self.rest) if self._is_all else movable
         return Packed(buffer, rest, self._segments, self._is_all)
 
     def pin_memory(self) -> Packed[T]:
@@ -124,7 +128,7 @@ class Packed(Generic[T]):
         # Imported when needed: `pin` and `move` are on the same floor as this module.
         from devicekit.pin import pin_memory
 
-        return self.mapped(pin_memory)
+        return self.replaced(pin_memory(self.movable))
 
     def to(
         self, device: str | torch.device, non_blocking: bool | Literal["auto"] = "auto"
@@ -143,7 +147,7 @@ class Packed(Generic[T]):
                 f"MPS has no {' and no '.join(sorted(map(str, lacking)))}, and packed tensors "
                 "cannot be cast. Fix: to_device(unpack(packed), 'mps')"
             )
-        return self.mapped(lambda data: to_device(data, device, non_blocking=non_blocking))
+        return self.replaced(to_device(self.movable, device, non_blocking=non_blocking))
 
 
 def pack(data: T) -> Packed[T]:
@@ -151,7 +155,8 @@ def pack(data: T) -> Packed[T]:
 
     Packed are dense CPU tensors below `LARGE` bytes. All else stays as it is: large tensors, which
     gain nothing and would have to be copied; tensors that require grad, whose history a copy would
-    cut; sparse, nested and quantized ones, subclasses, those on other devices. In a worker of a
+    cut; sparse, nested and quantized ones, subclasses, those on other devices; those in sets and in
+    registered types, which may look at them when they are made. In a worker of a
     DataLoader a large buffer is made in shared memory, so that it is not copied again on its way;
     a small one goes through the pipe.
 
@@ -173,14 +178,19 @@ def pack(data: T) -> Packed[T]:
     return put_together(take_apart(data))
 
 
-def take_apart(data: object) -> Parts:
-    """Find what `pack` packs; `data` is not changed."""
+def take_apart(data: object, kept: Collection[int] = ()) -> Parts:
+    """Find what `pack` packs; `data` is not changed.
+
+    Args:
+        data: Tensors in any structure.
+        kept: The `id` of tensors that are to stay in it.
+    """
     small: list[Tensor] = []
     others: list[Tensor] = []
     foreign: list[object] = []
 
     def take(tensor: Tensor) -> Tensor:
-        if not _is_packable(tensor):
+        if id(tensor) in kept or not _is_packable(tensor):
             others.append(tensor)
             return tensor
         small.append(tensor)
@@ -190,7 +200,12 @@ def take_apart(data: object) -> Parts:
         foreign.append(value)
         return value
 
-    rest = map_tensors(data, take, other=note)
+    rest = map_tensors(data, take, other=note, stand_ins=True)
+    whole = [x for x in foreign if container_of(type(x)) is not None]
+    inside = {id(tensor): tensor for _, tensor in find_tensors(whole)}
+    if inside.keys() & set(map(id, small)):  # there twice: it has to stay one
+        return take_apart(data, inside.keys())
+    others.extend(inside.values())
     return Parts(rest, small, others, not foreign)
 
 
@@ -245,7 +260,7 @@ def unpack(packed: Packed[T]) -> T:
     def fill(value: object) -> object:
         return leaves[value.index] if type(value) is _Slot else value
 
-    return cast(T, map_tensors(packed.rest, lambda tensor: tensor, other=fill))
+    return cast(T, map_tensors(packed.rest, lambda tensor: tensor, other=fill, stand_ins=True))
 
 
 def pays(count: int, nbytes: int, *, from_worker: bool = False) -> bool:

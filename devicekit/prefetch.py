@@ -17,7 +17,7 @@ No `record_stream` is needed, and at most `depth + 2` batches are on the device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -29,7 +29,7 @@ from devicekit.move import to_device
 from devicekit.packing import Packed, unpack
 from devicekit.pin import is_dense_host_memory, pin_where_possible
 from devicekit.probe import probe
-from devicekit.tree import map_tensors
+from devicekit.tree import mapped_in_two_steps
 
 __all__ = ["Prefetcher", "StreamBackend", "prefetch_to_device", "run_schedule"]
 
@@ -45,8 +45,13 @@ class StreamBackend(Protocol):
     def consumer(self) -> Any:
         """The stream that the caller's work goes to at this moment."""
 
-    def allocate(self, batch: Any) -> tuple[Any, Any]:
-        """Allocate `batch` on the device for the consumer; return it, and what `copy` needs."""
+    def allocate(self, batch: Any) -> tuple[Callable[[], Any], Any]:
+        """Allocate `batch` on the device for the consumer.
+
+        Returns:
+            A function that builds the batch, once the consumer waits for the copies; and what
+            `copy` needs.
+        """
 
     def copy(self, plan: Any, stream: Any) -> None:
         """Queue on `stream` the copies that fill what `allocate` made."""
@@ -132,7 +137,7 @@ def run_schedule(
 ) -> Generator[Any, None, None]:
     """Yield the batches of `iterable` on the device, in the order of the module's docstring."""
     source = iter(iterable)
-    ahead: deque[tuple[Any, Any]] = deque()  # (batch on the device, event)
+    ahead: deque[tuple[Callable[[], Any], Any]] = deque()  # (builds the batch, event)
     held: deque[tuple[Any, Any]] = deque()  # (event, batch on the host)
     failure: Exception | None = None
     ended = False
@@ -145,7 +150,7 @@ def run_schedule(
             return
         try:
             batch = next(source)
-            result, plan = backend.allocate(batch)
+            build, plan = backend.allocate(batch)
         except StopIteration:
             ended = True
             return
@@ -163,7 +168,7 @@ def run_schedule(
             event = backend.record(backend.side)
             held.append((event, batch))
         if failure is None:
-            ahead.append((result, event))
+            ahead.append((build, event))
 
     try:
         for _ in range(depth):
@@ -173,7 +178,7 @@ def run_schedule(
             if not ahead:
                 break
             backend.wait(backend.consumer(), ahead[0][1])
-            yield _opened(ahead.popleft()[0])
+            yield ahead.popleft()[0]()
         if failure is not None:
             raise failure
     finally:
@@ -206,7 +211,7 @@ class TorchBackend:
                 reason=found.reason,
             ) from error
 
-    def allocate(self, batch: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
+    def allocate(self, batch: Any) -> tuple[Callable[[], Any], list[tuple[Tensor, Tensor]]]:
         pairs: list[tuple[Tensor, Tensor]] = []
 
         def place(tensor: Tensor) -> Tensor:
@@ -217,10 +222,10 @@ class TorchBackend:
             pairs.append((target, source))
             return target
 
-        def placed(data: Any) -> Any:
-            return map_tensors(data, place, other=self._move, name="batch")
-
-        return batch.mapped(placed) if type(batch) is Packed else placed(batch), pairs
+        is_packed = type(batch) is Packed
+        data = batch.movable if is_packed else batch
+        build = mapped_in_two_steps(data, place, other=self._move, name="batch")
+        return (lambda: unpack(batch.replaced(build()))) if is_packed else build, pairs
 
     def _move(self, value: object) -> object:
         return to_device(value, self.device)

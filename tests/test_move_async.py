@@ -128,3 +128,20 @@ def test_sources_are_released_when_the_copy_is_done(late: Simulation) -> None:
     del source
     assert moved[0].cpu().tolist() == [1, 1, 1]
     assert alive() is None
+
+
+class Scaled:
+    """Looks at its tensor when it is made."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.largest = x.max()
+
+
+def test_objects_are_made_when_their_tensors_are_there(late: Simulation) -> None:
+    data = [Scaled(torch.tensor([1.0, 3.0], device="sim"))]
+    to_device.register(Scaled, lambda s: {".x": s.x}, lambda s, new: Scaled(new[".x"]))
+    try:
+        assert to_device(data, "cpu")[0].largest.item() == 3
+    finally:
+        to_device.unregister(Scaled)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from devicekit import DataLoader, find_tensors, pack, pin, prefetch, prefetch_to_device
+from devicekit import DataLoader, find_tensors, pack, pin, prefetch, prefetch_to_device, to_device
 from devicekit.prefetch import run_schedule
 from devicekit.testing import simulate
 from tests.virtual_time import HostBatch, Loader, Machine, go_on, train
@@ -195,12 +195,13 @@ def test_copies_on_one_stream_would_be_slower(setting):
 
     def one_stream(loader, machine, depth):
         for batch in loader:
-            target, plan = machine.allocate(batch)
+            build, plan = machine.allocate(batch)
+            target = build()
             machine.copy(plan, machine.main)
             event = machine.record(machine.main)
             yield target
             machine.synchronize(event)
-            del batch, target, plan
+            del batch, build, target, plan
 
     reached, _ = efficiency(one_stream, setting)
     assert reached < 0.7
@@ -314,7 +315,7 @@ def test_an_iterable_may_reuse_depth_plus_2_buffers(depth, spare, safe):
 def test_issuing_after_the_hand_out_is_slow():
     early = "            issue()\n            if not ahead:\n                break\n"
     late = "            if not ahead:\n                break\n"
-    yielded = "            yield _opened(ahead.popleft()[0])\n"
+    yielded = "            yield ahead.popleft()[0]()\n"
     source = inspect.getsource(prefetch)
     assert source.count(early) == source.count(yielded) == 1
     module = types.ModuleType("mutated")
@@ -641,6 +642,27 @@ def test_layout_and_aliases_are_kept(late_copies):
     assert result[0].stride() == x.stride()
     assert result[0] is result[1]
     assert result[2].tolist() == x[0].tolist()
+
+
+class Scaled:
+    """Looks at its tensor when it is made."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.largest = x.max()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_objects_are_made_when_their_tensors_are_there(packed, late_copies):
+    to_device.register(Scaled, lambda s: {".x": s.x}, lambda s, new: Scaled(new[".x"]))
+    try:
+        source = [[batch, Scaled(batch)] for batch in batches(5)]
+        found = prefetch_to_device(map(pack, source) if packed else source, late_copies)
+        for i, (x, scaled) in enumerate(found):
+            assert scaled.largest.item() == i
+            assert scaled.x is x
+    finally:
+        to_device.unregister(Scaled)
 
 
 def test_the_consumers_stream_is_asked_at_each_batch(late_copies):

@@ -18,7 +18,7 @@ used again at once too, the hardest case: torch's own allocator of pinned memory
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 ISSUE = 5.0  # us of the host per operation queued
@@ -142,11 +142,13 @@ class Machine:
     def consumer(self) -> Stream:
         return self.main
 
-    def allocate(self, batch: HostBatch) -> tuple[DeviceBatch, tuple[DeviceBatch, HostBatch]]:
+    def allocate(
+        self, batch: HostBatch
+    ) -> tuple[Callable[[], DeviceBatch], tuple[DeviceBatch, HostBatch]]:
         if batch.number == self.fail_allocate_at:
             raise MemoryError(f"no room for {batch.number}")
         target = DeviceBatch(self, self.main)
-        return target, (target, batch)
+        return lambda: target, (target, batch)
 
     def copy(self, plan: tuple[DeviceBatch, HostBatch], stream: Stream) -> None:
         target, source = plan

@@ -12,7 +12,7 @@ from devicekit.device.spec import show
 from devicekit.errors import MoveError, warn
 from devicekit.move.foreign import move_foreign, moves_itself
 from devicekit.move.modules import move_module, move_optimizer
-from devicekit.tree import Step, describe, find_hidden, find_tensors, map_tensors
+from devicekit.tree import Step, describe, find_hidden, find_tensors, mapped_in_two_steps
 from devicekit.tree.anatomy import is_a
 
 __all__ = ["Transfer"]
@@ -66,8 +66,7 @@ class Transfer:
             if self.is_contested:  # tensors that came before the module that owns them
                 moved = self.map(data)
         finally:
-            for source in self.sources:
-                torch.get_device_module(source).current_stream(source).synchronize()
+            self.wait()
         if self.narrowed is not None:
             path, dtype = self.narrowed
             warn(
@@ -81,7 +80,7 @@ class Transfer:
 
     def map(self, data: T) -> T:
         """Move `data`; what was moved before is not moved again."""
-        return map_tensors(
+        build = mapped_in_two_steps(
             data,
             self.tensor,
             other=self.other,
@@ -90,6 +89,14 @@ class Transfer:
             skip=self.is_skipped if self.skipped else None,
             memo=self.settled.copy(),
         )
+        self.wait()  # what is built may look at its tensors
+        return build()
+
+    def wait(self) -> None:
+        """Wait for the copies to the host."""
+        for source in self.sources:
+            torch.get_device_module(source).current_stream(source).synchronize()
+        self.sources.clear()
 
     def settle(self, x: Tensor, moved: Tensor) -> None:
         """Remember what a module made of a tensor that it owns: so must all who refer to it."""

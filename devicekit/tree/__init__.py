@@ -7,7 +7,7 @@ type which one of them knows is known to all of them.
 from devicekit.tree.containers import register, unregister
 from devicekit.tree.describe import describe, dtype_and_shape
 from devicekit.tree.find import find_hidden, find_tensors
-from devicekit.tree.mapping import copy_containers, map_tensors
+from devicekit.tree.mapping import copy_containers, map_tensors, mapped_in_two_steps
 from devicekit.tree.steps import Step
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "find_hidden",
     "find_tensors",
     "map_tensors",
+    "mapped_in_two_steps",
     "register",
     "unregister",
 ]

@@ -73,6 +73,8 @@ class Container:
         make: From the original and the new children, the twin. A mutable twin is made empty.
         fill: Puts into the twin (second argument) what `make` left out.
         immutable: Whether `make` needs the children.
+        looks: Whether making it runs code of others that may look at the children: their hash, a
+            constructor. So they must be the real ones, with their values.
         kind: The shape of exactly these types, for loops that specialise on it: a "record" is an
             object whose whole state is its `__dict__`.
     """
@@ -82,6 +84,7 @@ class Container:
     make: Callable[[Any, list[Any]], Any]
     fill: Callable[[Any, Any, list[Any]], None]
     immutable: bool = False
+    looks: bool = False
     kind: Literal["dict", "list", "tuple", "namedtuple", "record", "other"] = "other"
 
 
@@ -93,6 +96,7 @@ class _Payload(NamedTuple):
     make: Callable[[Any, list[Any]], Any]
     fill: Callable[[Any, Any, list[Any]], None]
     immutable: bool = False
+    looks: bool = False
     transparent: str | None = None  # an attribute that paths leave out: `x[0]` is `x.data[0]`
 
 
@@ -177,6 +181,7 @@ PAYLOADS: dict[type, _Payload] = {
         steps=lambda x: listed(set.__len__(x)),
         make=lambda x, values: set.__new__(type(x)),
         fill=lambda x, twin, values: set.update(twin, values),
+        looks=True,
     ),
     frozenset: _Payload(
         values=lambda x: list(frozenset.__iter__(x)),
@@ -184,6 +189,7 @@ PAYLOADS: dict[type, _Payload] = {
         make=lambda x, values: frozenset.__new__(type(x), values),
         fill=nothing_to_fill,
         immutable=True,
+        looks=True,
     ),
     deque: _Payload(
         values=lambda x: list(deque.__iter__(x)),
@@ -209,7 +215,7 @@ def compose(cls: type, payload: _Payload) -> Container | None:
     if payload is OBJECT and not (_is_plain(cls) and (slots or has_dict)):
         return None  # its state is out of reach: it lives in C
     if not slots and not has_dict:
-        return Container(*payload[:5], kind=_kind(cls, payload))
+        return Container(*payload[:6], kind=_kind(cls, payload))
     # The value of a cached property was computed from what now changes; the twin computes it anew.
     cached = {
         n for base in cls.__mro__ for n, v in vars(base).items() if isinstance(v, cached_property)
@@ -239,7 +245,7 @@ def compose(cls: type, payload: _Payload) -> Container | None:
 
     is_record = payload is OBJECT and not slots and not cached
     kind = "record" if is_record else _kind(cls, payload)
-    return Container(children, steps, make, fill, payload.immutable, kind)
+    return Container(children, steps, make, fill, payload.immutable, payload.looks, kind)
 
 
 def _kind(cls: type, payload: _Payload) -> Literal["dict", "list", "tuple", "namedtuple", "other"]:
@@ -368,4 +374,5 @@ ANY_MAPPING = Container(
     make=_make_mapping,
     fill=nothing_to_fill,
     immutable=True,
+    looks=True,
 )

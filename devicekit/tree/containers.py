@@ -144,7 +144,7 @@ def register(
             )
         return twin
 
-    _registered[cls] = Container(children, steps, make, nothing_to_fill, immutable=True)
+    _registered[cls] = Container(children, steps, make, nothing_to_fill, immutable=True, looks=True)
     _forget()
 
 

@@ -13,7 +13,7 @@ from devicekit.tree.containers import ATOMS, container_of
 from devicekit.tree.describe import describe
 from devicekit.tree.steps import NO_KEY, Step
 
-__all__ = ["copy_containers", "map_tensors"]
+__all__ = ["copy_containers", "map_tensors", "mapped_in_two_steps"]
 
 T = TypeVar("T")
 
@@ -31,6 +31,7 @@ def map_tensors(
     note: Callable[[str, object], str] = _at,
     skip: Callable[[Step, Callable[[], str]], bool] | None = None,
     memo: dict[int, Any] | None = None,
+    stand_ins: bool = False,
 ) -> T:
     """Rebuild `data` with `fn` applied to each tensor in it.
 
@@ -48,6 +49,8 @@ def map_tensors(
         skip: Says of a child whether to leave it as it is, from its last step and a function that
             writes its path.
         memo: Results for objects that were mapped before, by `id`; those of this call are added.
+        stand_ins: Whether `fn` gives something else in the place of tensors. Then containers that
+            may look at it, such as sets and registered types, go to `other`.
 
     Raises:
         Exception: Whatever `fn` and `other` raise, with a note that says where.
@@ -57,14 +60,32 @@ def map_tensors(
         >>> map_tensors({"x": torch.ones(2), "y": [1, "a"]}, lambda t: t * 2)
         {'x': tensor([2., 2.]), 'y': [1, 'a']}
     """
-    walk = _Walk(fn, other or _same, name, note, skip, {} if memo is None else memo)
-    return cast(T, walk.run(data))
+    walk = _Walk(fn, other or _same, name, note, skip, memo, stand_ins=stand_ins)
+    return cast(T, walk.run(data)())
+
+
+def mapped_in_two_steps(
+    data: T,
+    fn: Callable[[Tensor], Tensor],
+    *,
+    other: Callable[[object], object] | None = None,
+    name: str = "data",
+    note: Callable[[str, object], str] = _at,
+    skip: Callable[[Step, Callable[[], str]], bool] | None = None,
+    memo: dict[int, Any] | None = None,
+) -> Callable[[], T]:
+    """As `map_tensors`, but rebuild `data` only when the function that is returned is called.
+
+    For tensors that have no values yet when `fn` returns them: what is rebuilt may look at them.
+    """
+    walk = _Walk(fn, other or _same, name, note, skip, memo)
+    return cast("Callable[[], T]", walk.run(data))
 
 
 def copy_containers(x: T) -> T:
     """Give an object containers of its own: copies of those in its attributes, at every depth."""
-    walk = _Walk(_same, _same, "x", _at, None, {}, copy=True)
-    set_attributes(x, cast("dict[str, Any]", walk.run(attributes_of(x))))
+    walk = _Walk(_same, _same, "x", _at, None, None, copy=True)
+    set_attributes(x, cast("dict[str, Any]", walk.run(attributes_of(x))()))
     return x
 
 
@@ -117,7 +138,9 @@ class _Walk:
         name: str,
         note: Callable[[str, object], str],
         skip: Callable[[Step, Callable[[], str]], bool] | None,
-        memo: dict[int, Any],
+        memo: dict[int, Any] | None,
+        *,
+        stand_ins: bool = False,
         copy: bool = False,
     ) -> None:
         self.fn = fn
@@ -125,22 +148,28 @@ class _Walk:
         self.name = name
         self.note = note
         self.skip = skip
-        self.memo = memo
+        self.memo = {} if memo is None else memo
+        self.stand_ins = stand_ins
         self.copy = copy  # whether containers are rebuilt even if nothing in them changed
         self.nodes: dict[int, _Node] = {}  # by the id of the container
         # Where it is: in which, as which child.
         self.places: dict[int, list[tuple[_Node, int]]] = {}
 
-    def run(self, data: object) -> object:
+    def run(self, data: object) -> Callable[[], object]:
+        """Map the leaves; return the function that rebuilds what changed."""
         root = _Node(data, _ROOT)
         order = self.discover(root)
         self.spread_changes(order)
-        for node in order:
-            if node.changed and node is not root:
-                self.rebuild(node)
-        for node in self.nodes.values():
-            self.memo[id(node.original)] = node.twin if node.changed else node.original
-        return self.values(root)[0]
+
+        def build() -> object:
+            for node in order:
+                if node.changed and node is not root:
+                    self.rebuild(node)
+            for node in self.nodes.values():
+                self.memo[id(node.original)] = node.twin if node.changed else node.original
+            return self.values(root)[0]
+
+        return build
 
     def discover(self, root: _Node) -> list[_Node]:
         """All containers, each after those in it (except in cycles), with their leaves mapped."""
@@ -171,7 +200,7 @@ class _Walk:
                     done.append(self.nodes[key])
                     continue
                 container = container_of(cls)
-                if container is not None:
+                if container is not None and not (self.stand_ins and container.looks):
                     new = self.nodes[key] = _Node(child, container)
                     new.changed = self.copy
                     self.places[key] = [(node, i)]
