@@ -120,18 +120,17 @@ def spine(node: ast.expr) -> ast.expr:
             return node
 
 
-def inline(search: Search, expression: ast.expr | None = None) -> tuple[str, Origin] | None:
+def inline(search: Search) -> tuple[str, Origin] | None:
     """Find a tensor without a name: made, or moved away, within the statement that failed.
 
     Args:
         search: The frames; the statement is that of the innermost.
-        expression: The part of the statement to look at; by default what failed.
 
     Returns:
         The text of the part that makes the tensor, and what it is.
     """
     call = search.calls[0]
-    expression = expression or call.expression
+    expression = call.expression
     if expression is None:
         return None
     factory = factory_in(expression, call)

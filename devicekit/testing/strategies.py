@@ -145,14 +145,12 @@ def _tensor(choose: Choose) -> Tensor:
     return torch.full(shape, choose(7), dtype=dtype)
 
 
-def grow(
-    choose: Choose, *, cycles: bool = False, tensor: Callable[[Choose], Tensor] = _tensor
-) -> Any:
+def grow(choose: Choose, *, cycles: bool = False) -> Any:
     """Build nested data from choices: `choose(n)` gives an int from 0 to n - 1.
 
     `batches` lets hypothesis choose; a `random.Random` can too, which is a hundred times faster.
     """
-    parts: list[Any] = [tensor(choose) for _ in range(1 + choose(3))]
+    parts: list[Any] = [_tensor(choose) for _ in range(1 + choose(3))]
     parts += [_CONSTANTS[choose(len(_CONSTANTS))] for _ in range(choose(3))]
     for _ in range(1 + choose(7)):
         # Parts are taken from all that is there, so some are used twice and some not at all.
