@@ -546,3 +546,14 @@ def test_steps_are_asked_for_once_for_each_container() -> None:
     finally:
         unregister(Closed)
     assert len(asked) < 5
+
+
+def test_what_must_be_there_before_it_is_made_is_refused_with_a_remedy() -> None:
+    class Pair(tuple[Tensor, ...]):
+        me: object
+
+    pair = Pair((torch.ones(1), torch.ones(1)))
+    pair.me = pair
+    with pytest.raises(MoveError, match=r"Pair contains itself, .*: break the cycle") as caught:
+        to_device({"pair": pair}, "meta")
+    assert "while moving data['pair']" in caught.value.__notes__[0]

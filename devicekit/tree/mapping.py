@@ -255,7 +255,7 @@ class _Walk:
         if node.twin is _IN_WORK:
             raise MoveError(
                 f"a {describe(node.original)} contains itself, and is of a type that cannot be "
-                "made before its contents are"
+                "made before its contents are: break the cycle, or keep the object outside the data"
             )
         if node.twin is _UNMADE:
             node.twin = _IN_WORK
