@@ -15,7 +15,6 @@ from devicekit import cli
 from devicekit.cli import output
 from devicekit.env import Environment
 from devicekit.env.data import Verdict
-from devicekit.monitor import visible
 from devicekit.testing import FakeNvml
 
 ROOT = Path(devicekit.__file__).parents[1]
@@ -23,12 +22,10 @@ Gpu, Process = FakeNvml.Gpu, FakeNvml.Process
 
 
 @pytest.fixture(autouse=True)
-def _plain_terminal(monkeypatch):
-    masks = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "DEVICEKIT_DEVICE", "DEVICEKIT_STRICT")
-    for name in ("NO_COLOR", "FORCE_COLOR", *masks):
+def _plain_terminal(plain_machine, monkeypatch):
+    for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(visible, "driver_order", lambda: None)
 
 
 def run(capsys, *arguments):
