@@ -26,10 +26,6 @@ class Frozen:
     n: int = 3
 
 
-def add_list(batch: Any) -> Tensor:
-    return batch[0] + batch[1]
-
-
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), Device("cpu")], ids=repr)
 @pytest.mark.parametrize(
     ("make", "use"),
