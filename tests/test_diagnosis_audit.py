@@ -54,6 +54,16 @@ class WithAttributes(nn.Module):
         self.nothing: list[Tensor] = []
 
 
+@pytest.mark.parametrize("name", ["layer", "0", "two words", "class", "ﬁne"])
+@pytest.mark.parametrize("kind", [Model, nn.Sequential, nn.ModuleDict])
+def test_the_path_of_a_layer_of_any_name_leads_to_it(kind: type[nn.Module], name: str) -> None:
+    model, layer = kind(), Model()
+    layer.pos = torch.ones(3)
+    model.add_module(name, layer)
+    (finding,) = audit(model)
+    assert eval(finding.path, {"model": model}) is layer.pos
+
+
 @pytest.mark.parametrize("device", ["cpu", "sim:0"])
 def test_R059_R060_what_is_not_registered(device: str, simulated_accelerator: Simulation) -> None:
     model = nn.Sequential(WithAttributes()).to(device)

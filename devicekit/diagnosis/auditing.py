@@ -19,6 +19,7 @@ from devicekit.diagnosis.owners import register, store_of
 from devicekit.diagnosis.source import lines_of
 from devicekit.diagnosis.tensors import describe, is_free
 from devicekit.tree import find_tensors
+from devicekit.tree.find import member_step
 
 __all__ = ["audit"]
 
@@ -359,12 +360,7 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _children(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    for name, child in module._modules.items():
-        if child is None:
-            continue
-        if isinstance(module, nn.Sequential | nn.ModuleList) and name.isdigit():
-            yield f"{path}[{name}]", child
-        elif isinstance(module, nn.ModuleDict) or not name.isidentifier():
-            yield f"{path}[{name!r}]", child
-        else:
-            yield f"{path}.{name}", child
+    for name, child in vars(module)["_modules"].items():
+        if child is not None:
+            step = member_step(module, name)
+            yield f"{step.before}{path}{step.after}", child

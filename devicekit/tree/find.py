@@ -14,7 +14,7 @@ from devicekit.tree.anatomy import attributes_of, class_attribute, is_a
 from devicekit.tree.containers import ATOMS, changed, container_of
 from devicekit.tree.steps import NO_KEY, Step, attribute_step, is_name
 
-__all__ = ["find_hidden", "find_tensors"]
+__all__ = ["find_hidden", "find_tensors", "member_step"]
 
 
 class _Path:
@@ -133,7 +133,7 @@ def _keys(x: Any) -> list[tuple[Step, Any]]:
 
 def _of_module(module: nn.Module, hidden: bool) -> list[tuple[Step, Any]]:
     found = [
-        (_member(module, name), value)
+        (member_step(module, name), value)
         for name, value in (
             *module.named_parameters(recurse=False, remove_duplicate=False),
             *module.named_buffers(recurse=False, remove_duplicate=False),
@@ -150,7 +150,7 @@ def _of_module(module: nn.Module, hidden: bool) -> list[tuple[Step, Any]]:
     ]
 
 
-def _member(module: nn.Module, name: str) -> Step:
+def member_step(module: nn.Module, name: str) -> Step:
     """The way from a module to one of its parameters, buffers or modules."""
     if isinstance(module, nn.ModuleDict | nn.ParameterDict):
         return Step(name, f"[{name!r}]")
