@@ -64,6 +64,16 @@ def test_the_path_of_a_layer_of_any_name_leads_to_it(kind: type[nn.Module], name
     assert eval(finding.path, {"model": model}) is layer.pos
 
 
+def test_the_fix_is_for_the_layer_that_holds_it() -> None:
+    model = Model()
+    model.position = Model()
+    model.position.pos = torch.ones(3)
+    (finding,) = audit(model)
+    exec(finding.fix, {"model": model})
+    assert dict(model.position.named_buffers()).keys() == {"pos"}
+    assert not audit(model)
+
+
 @pytest.mark.parametrize("device", ["cpu", "sim:0"])
 def test_R059_R060_what_is_not_registered(device: str, simulated_accelerator: Simulation) -> None:
     model = nn.Sequential(WithAttributes()).to(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +93,19 @@ def _majority(model: nn.Module) -> torch.device | None:
     return most[0][0] if most else None
 
 
+class _Attribute(NamedTuple):
+    """An attribute that a module has not registered: the module, its path, and the name."""
+
+    owner: nn.Module
+    path: str
+    name: str
+
+    @property
+    def value(self) -> Any:
+        """What it holds."""
+        return vars(self.owner)[self.name]
+
+
 class _Scan:
     """One look over a model."""
 
@@ -172,30 +185,30 @@ class _Scan:
                 if name in _HOOKS:
                     yield from self._hooks(f"{path}.{name}", value)
                 elif name not in _REGISTRIES and not name.startswith("__"):
-                    yield from self._attribute(module, path, name, value)
+                    yield from self._attribute(_Attribute(module, path, name))
 
-    def _attribute(self, module: nn.Module, path: str, name: str, value: Any) -> Iterator[Finding]:
-        where = f"{path}.{name}"
-        if moves(module, name, is_root=module is self.model):
+    def _attribute(self, attribute: _Attribute) -> Iterator[Finding]:
+        module, value = attribute.owner, attribute.value
+        where = f"{attribute.path}.{attribute.name}"
+        if moves(module, attribute.name, is_root=module is self.model):
             return
         if isinstance(value, Tensor):
             if was_parameter(value, self.names):
                 yield self._detached(where, value)
             elif self._is_left(value):
                 what = f"plain attribute of {type(module).__name__}: .to() leaves it behind"
-                yield self._left("attribute", where, value, what, module, name)
+                yield self._left("attribute", where, value, what, attribute)
             return
+        plain = f"in a plain {type(value).__name__} of {type(module).__name__}"
         for inner, one in held(value, where):
             if isinstance(one, nn.Module):
-                found = self._layer(module, name, inner, one)
+                tensor = self._left_in(one)
+                if tensor is not None:
+                    what = f"{describe(one)}, {plain}: .to() leaves it behind"
+                    yield self._left("layer", inner, tensor, what, attribute)
             elif self._is_left(one):
-                kind = type(value).__name__
-                what = f"in a plain {kind} of {type(module).__name__}: .to() leaves it behind"
-                found = self._left("container", inner, one, what, module, name)
-            else:
-                continue
-            if found is not None:
-                yield found
+                what = f"{plain}: .to() leaves it behind"
+                yield self._left("container", inner, one, what, attribute)
 
     def _is_left(self, tensor: Tensor) -> bool:
         """Whether a tensor that is not registered will meet others on another device."""
@@ -205,27 +218,22 @@ class _Scan:
             return True  # all is well until the model moves
         return tensor.device != self.target
 
-    def _layer(self, owner: nn.Module, name: str, path: str, layer: nn.Module) -> Finding | None:
+    def _left_in(self, layer: nn.Module) -> Tensor | None:
+        """The first tensor of a layer that is not registered, if it will meet others."""
         if id(layer) in self.registered_modules:
             return None
         tensors = [tensor for _, tensor in find_tensors(layer) if not is_free(tensor)]
         tensors += [tensor for one in nn.Module.modules(layer) for tensor in states_of(one)]
-        if not any(self._is_left(tensor) for tensor in tensors):
-            return None
-        kind = type(vars(owner)[name]).__name__
-        what = f"{describe(layer)}, in a plain {kind} of {type(owner).__name__}: "
-        what += ".to() leaves it behind"
-        return Finding(
-            "layer", path, str(tensors[0].device), what, self._fix(owner, name, path, tensors[0])
-        )
+        return tensors[0] if any(self._is_left(tensor) for tensor in tensors) else None
 
     def _left(
-        self, kind: str, path: str, tensor: Tensor, what: str, owner: nn.Module, name: str
+        self, kind: str, path: str, tensor: Tensor, what: str, attribute: _Attribute
     ) -> Finding:
-        return Finding(kind, path, str(tensor.device), what, self._fix(owner, name, path, tensor))
+        return Finding(kind, path, str(tensor.device), what, self._fix(attribute))
 
-    def _fix(self, owner: nn.Module, name: str, path: str, tensor: Tensor) -> str:
-        value = vars(owner)[name]
+    def _fix(self, attribute: _Attribute) -> str:
+        owner, where, name = attribute
+        value = attribute.value
         store = store_of(owner, name)
         if store is not None and store.is_in_init:
             file = store.code.co_filename.replace("\\", "/").rpartition("/")[2]
@@ -233,7 +241,6 @@ class _Scan:
             fix = register(owner, name, value, place, store)
             if fix is not None:
                 return str(fix)
-        where = path.partition(f".{name}")[0]
         if isinstance(value, Tensor):
             return (
                 f'{where}.register_buffer("{name}", {where}.__dict__.pop("{name}"), '
