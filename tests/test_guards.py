@@ -552,6 +552,13 @@ def test_moving_compiles_without_a_graph_break(simulated_accelerator: Simulation
 # same_device
 
 
+def test_of_two_accelerators_the_parameters_is_right(simulated_accelerator: Simulation) -> None:
+    x, weight = torch.ones(3, device="sim:0"), nn.Parameter(torch.ones(3, device="sim:1"))
+    with pytest.raises(DeviceMismatchError) as caught:
+        same_device(x, weight)
+    assert str(caught.value).endswith('fix: x = x.to("sim:1")')
+
+
 def test_same_device(simulated_accelerator: Simulation) -> None:
     x = torch.ones(2, device="sim:1")
     assert same_device(x, [x], torch.tensor(1.0), nn.Linear(1, 1).to("sim:1")) == "sim:1"

@@ -19,6 +19,7 @@ from devicekit.diagnosis.report import Report, Row, mismatch
 from devicekit.diagnosis.search import Origin
 from devicekit.diagnosis.source import Fix
 from devicekit.diagnosis.tensors import describe, devices_of, is_free
+from devicekit.diagnosis.things import target_of
 
 __all__ = ["Argument", "report_of_arguments"]
 
@@ -66,7 +67,7 @@ def report_of_arguments(
     devices = devices_of(t for argument in arguments for _, t in argument.tensors)
     if demanded is None and len(devices) < 2:
         return None
-    target = demanded or _target(arguments, devices)
+    target = demanded or target_of(((a.value, a.tensors) for a in arguments), devices)
     off = [argument for argument in arguments if argument.off(target)]
     if not off:
         return None
@@ -109,20 +110,6 @@ def _own(users: list[Call], off: Sequence[Argument]) -> list[Call]:
         if not call.is_peer and any(bringing(call, argument.value) for argument in off):
             return users[at:]
     return []
-
-
-def _target(arguments: Sequence[Argument], devices: Sequence[torch.device]) -> torch.device:
-    accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
-    if len(accelerators) == 1:
-        return accelerators[0]
-    for argument in arguments:
-        if isinstance(argument.value, nn.Module):
-            own = devices_of(t for _, t in argument.tensors)
-            if own:
-                return own[0]
-    if accelerators:
-        return accelerators[0]
-    return next((device for device in devices if device.type != "meta"), devices[0])
 
 
 def _rows(argument: Argument, target: torch.device) -> list[Row]:

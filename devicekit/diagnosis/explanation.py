@@ -144,7 +144,7 @@ def _at(
             return None
         return _report(calls, things, accelerated, torch.device("cpu"), first_line(text), where)
     if len(devices) > 1:
-        target = target_of(things, devices)
+        target = target_of([(t.mention.value, t.tensors) for t in things], devices)
         return _report(calls, things, devices, target, mismatch(devices, target), where)
     if len(devices) == 1:
         return _of_inline(calls, things, devices[0], text, where)
@@ -332,7 +332,7 @@ def _of_made(calls: list[Call], text: str, where: str) -> Report | None:
     devices = list(dict.fromkeys([*named, *(one.device for one in made)]))
     if not made or len(devices) < 2:
         return None
-    target = target_of(things, devices)
+    target = target_of([(t.mention.value, t.tensors) for t in things], devices)
     rows: list[Row] = []
     origins: list[tuple[Thing, Origin]] = []
     for thing in things:

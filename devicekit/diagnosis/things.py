@@ -1,12 +1,13 @@
 """What a statement mentions, with its tensors, and the device that all of it should be on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from devicekit.diagnosis.frames import Call
+from devicekit.diagnosis.frames import Call, has_type
 from devicekit.diagnosis.mentions import Mention, mentioned
 from devicekit.diagnosis.tensors import devices_of, is_free, names_of_parameters, tensors_of
 
@@ -31,17 +32,24 @@ def things_in(call: Call) -> list[Thing]:
     return [Thing(m, list(tensors_of(m.value, m.path, known))) for m in mentioned(call)]
 
 
-def target_of(things: Sequence[Thing], devices: Sequence[torch.device]) -> torch.device:
-    """The device that the others should be on: the accelerator; of two, the one of the modules."""
+def target_of(
+    things: Iterable[tuple[Any, Sequence[tuple[str, Tensor]]]], devices: Sequence[torch.device]
+) -> torch.device:
+    """The device that the others should be on: the accelerator; of two, the one of the modules.
+
+    Args:
+        things: What met: each object, with its tensors and their paths.
+        devices: Where these tensors are.
+    """
     accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
     if len(accelerators) == 1:
         return accelerators[0]
     candidates = accelerators or [device for device in devices if device.type != "meta"]
     if not candidates:
         return devices[0]
-    for thing in things:
-        if isinstance(thing.mention.value, nn.Module | nn.Parameter):
-            own = [d for d in devices_of(t for _, t in thing.tensors) if d in candidates]
+    for value, tensors in things:
+        if has_type(value, nn.Module | nn.Parameter):
+            own = [d for d in devices_of(t for _, t in tensors) if d in candidates]
             if own:
                 return own[0]
     return candidates[0]
