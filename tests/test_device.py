@@ -314,7 +314,7 @@ def test_r086_auto_takes_the_best_there_is(machine) -> None:
 def test_r088_auto_without_an_accelerator_is_the_cpu_and_says_why(cpu_only) -> None:
     found = Device()
     assert (str(found), found.requested, found.reason) == ("cpu", "auto", "not_built")
-    assert "no cuda in this torch. To mend it: install another." in found.why
+    assert "no cuda in this torch. Fix: install another." in found.why
 
 
 @pytest.mark.parametrize("reason", ["driver_too_old", "unsupported_arch", "broken"])
@@ -324,7 +324,7 @@ def test_r083_auto_warns_once_about_a_gpu_that_cannot_be_used(monkeypatch, reaso
         choice, "probe", lambda type: answers.get(type, Probe(type, 0, "not_built", "no", "no"))
     )
     with pytest.warns(
-        DeviceFallbackWarning, match="the GPU is no use. To mend it: mend it"
+        DeviceFallbackWarning, match="the GPU is no use. Fix: mend it"
     ) as caught:
         assert Device() == "cpu"
     assert Device().reason == reason
@@ -376,7 +376,7 @@ def test_without_a_fallback_it_is_an_error_with_the_same_text(cpu_only) -> None:
         Device("cuda", fallback=None)
     error = caught.value
     assert (error.requested, error.reason) == ("cuda", "not_built")
-    assert "no cuda in this torch. To mend it: install another." in str(error)
+    assert "no cuda in this torch. Fix: install another." in str(error)
     assert isinstance(error, RuntimeError)
     assert (pickle.loads(pickle.dumps(error)).reason, error.__context__) == ("not_built", None)
 
@@ -517,7 +517,7 @@ def test_r092_mps_is_not_for_distributed_runs(machine, monkeypatch) -> None:
     found = Device()
     assert (str(found), found.reason) == ("cpu", "no_device")
     assert "torch.distributed" in found.why
-    with pytest.warns(UserWarning, match="'mps' is used in a distributed run.*To mend it: run one"):
+    with pytest.warns(UserWarning, match="'mps' is used in a distributed run.*Fix: run one"):
         assert str(Device("mps")) == "mps:0"
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert str(Device()) == "mps:0"

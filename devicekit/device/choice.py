@@ -108,7 +108,7 @@ def _with_index(answer: Probe, index: int | None, requested: str) -> torch.devic
         if _is_distributed():
             warn_once(
                 f"{requested!r} is used in a distributed run (WORLD_SIZE is above 1), although "
-                f"{_MPS_ALONE}. To mend it: run one process, or use 'cpu'."
+                f"{_MPS_ALONE}. Fix: run one process, or use 'cpu'."
             )
         return torch.device(type, 0)
     rank = _local_rank() if index is None else None
@@ -149,7 +149,7 @@ def _refuse_index(type: str, index: int, count: int, what: str) -> NoReturn:
 
 
 def _sentence(answer: Probe) -> str:
-    return f"{answer.sentence}. To mend it: {answer.remedy}."
+    return f"{answer.sentence}. Fix: {answer.remedy}."
 
 
 def _fall_back(requested: str, answer: Probe, fallback: object) -> Choice:
