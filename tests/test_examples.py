@@ -39,7 +39,7 @@ def test_training_falls_back_says_why_and_learns() -> None:
     if "device: cuda" not in result.stdout:
         assert len(warnings) == 1
         assert "'cuda' cannot be used here" in warnings[0]
-        assert "To mend it" in warnings[0]
+        assert "Fix" in warnings[0]
 
 
 def test_training_on_two_processes_shares_the_data() -> None:

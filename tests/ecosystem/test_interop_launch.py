@@ -43,7 +43,7 @@ def test_torchrun_without_a_gpu_falls_back_and_shares_the_data(tmp_path):
     assert lines == [f"rank {rank}: cpu, 16 of 32 samples" for rank in range(2)]
     warnings = re.findall(r"DeviceFallbackWarning: .*", result.stderr)
     assert len(warnings) == 2  # one for each rank
-    assert all("To mend it" in warning for warning in warnings)
+    assert all("Fix" in warning for warning in warnings)
 
 
 @pytest.mark.parametrize("count", [1, 2])
