@@ -266,6 +266,8 @@ def stop_loader(iterator: object) -> None:
     stop = getattr(iterator, "_shutdown_workers", None)
     if stop is not None:
         stop()
+        # torch leaves this to reference counting; a thread that has written to it keeps it alive.
+        iterator._worker_result_queue.close()  # type: ignore[attr-defined]
 
 
 def loader_is_healthy(iterator: object) -> bool:

@@ -369,8 +369,9 @@ def test_batches_that_are_packed_already_come_out_unpacked(simulated_accelerator
     def packed(samples):
         return pack([torch.tensor(sample["y"]) for sample in samples])
 
-    for device in ("cpu", "sim"):
-        batches = list(DataLoader(Squares(4), 2, collate_fn=packed, device=device))
+    for device, packing in itertools.product(("cpu", "sim"), ("auto", True, False)):
+        loader = DataLoader(Squares(4), 2, collate_fn=packed, device=device, pack=packing)
+        batches = list(loader)
         assert [[int(x) for x in batch] for batch in batches] == [[0, 1], [4, 9]]
 
 

@@ -1,5 +1,6 @@
 """Worker processes: accelerator tensors in them, how they start, how they end, what is left."""
 
+import errno
 import functools
 import gc
 import itertools
@@ -734,6 +735,50 @@ def test_a_batch_that_cannot_be_sent_is_an_error_not_a_wait(method):
         list(loader)
 
 
+class CannotBeRead:
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def gives_what_cannot_be_read(samples):
+    return CannotBeRead()
+
+
+# The thread prints its own error. torch looks after it every five seconds.
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_batch_that_cannot_be_read_is_its_own_error_whoever_reads_it(simulated_accelerator):
+    for pin in (False, True):
+        loader = DataLoader(
+            Numbers(),
+            num_workers=1,
+            multiprocessing_context="fork",
+            collate_fn=gives_what_cannot_be_read,
+            pin_memory=pin,
+            device="sim",
+        )
+        with pytest.raises(ValueError, match="no number"):
+            list(loader)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("method", METHODS)
+def test_indices_that_cannot_be_sent_are_an_error_not_a_wait(method, batch_size):
+    loader = DataLoader(
+        Numbers(),
+        batch_size,
+        sampler=[0, 1, threading.Lock()],
+        num_workers=1,
+        multiprocessing_context=method,
+        device="cpu",
+    )
+    batches = iter(loader)
+    assert next(batches)["n"].tolist() == ([0, 1] if batch_size else 0)
+    with pytest.raises(TypeError, match="cannot pickle") as caught:
+        list(batches)
+    assert caught.value.__notes__ == ["while sending indices to a worker process"]
+
+
 # The thread prints its own error. torch looks after it every five seconds.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -782,6 +827,23 @@ def test_r055_a_shortage_is_explained_with_what_was_measured(text):
 def test_r055_other_errors_are_not_shortages():
     assert explained(RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed.")) is None
     assert explained(ValueError("Too many open files")) is None
+
+
+class FailsWith(Numbers):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def __getitem__(self, index):
+        raise self.error
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE])
+def test_r055_the_files_of_a_dataset_are_its_own(code, workers):
+    dataset = FailsWith(OSError(code, os.strerror(code), "/data/cache"))
+    with pytest.raises(OSError, match="/data/cache"):
+        list(DataLoader(dataset, num_workers=workers, device="cpu"))
 
 
 def with_shared_memory(size, program):

@@ -228,19 +228,20 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         indices = self._indices() if rest is None else Indices(rest)
         if indices is not None:
             changes["sampler" if self.batch_sampler is None else "batch_sampler"] = indices
+        context = None
         if workers:
             parts: dict[str, object] = {
                 "dataset": self.dataset,
                 "collate_fn": self.collate_fn,
                 "worker_init_fn": self.worker_init_fn,
             }
-            context = context_for(self.multiprocessing_context, parts)
-            changes["multiprocessing_context"] = with_safe_queues(context)
+            context = with_safe_queues(context_for(self.multiprocessing_context, parts))
+            changes["multiprocessing_context"] = context
         elif self._adapted:
             changes |= _WITHOUT_WORKERS
         free = free_shared_memory() if workers else None
         batches = compat.started_loader(self, changes)
-        running = Running(batches, collate, indices, free)
+        running = Running(batches, collate, indices, free, context)
         if workers and self.persistent_workers:
             self._running = running
         return running

@@ -6,15 +6,27 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
+from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
 from devicekit import compat
 from devicekit.errors import warn_once
-from devicekit.loader.faults import device_fault, explained, shortage_ahead
+from devicekit.loader.faults import (
+    device_fault,
+    explained,
+    is_dead_pinning_thread,
+    shortage_ahead,
+)
 from devicekit.loader.report import mixed_batch_error, warn_of_adapting, worker_device_error
-from devicekit.loader.workers import Collate, Found, Parcel, Undelivered
+from devicekit.loader.workers import (
+    Collate,
+    Found,
+    Parcel,
+    Undelivered,
+    reading_failure,
+)
 
 __all__ = ["Epoch", "Indices", "Running", "cpu_by_default"]
 
@@ -54,6 +66,7 @@ class Running(NamedTuple):
     collate: Collate
     indices: Indices | None  # None for an IterableDataset
     free_shared_memory: int | None = None  # bytes before the workers started, if known
+    context: BaseContext | None = None  # that of the workers
 
     @property
     def has_workers(self) -> bool:
@@ -163,7 +176,9 @@ class Epoch:
         apart = self.running.collate.apart
         if apart is not None:
             raise mixed_batch_error(self.loader, apart, self.running.indices) from error
-        better = explained(error)
+        if is_dead_pinning_thread(error):
+            error = reading_failure(self.running.context) or error
+        better = explained(error) if self.running.has_workers else None
         if better is None:
             raise error
         raise better from error

@@ -16,7 +16,13 @@ from devicekit.pin import is_dense_host_memory
 from devicekit.tree import find_tensors
 from devicekit.units import format_bytes
 
-__all__ = ["device_fault", "explained", "free_shared_memory", "shortage_ahead"]
+__all__ = [
+    "device_fault",
+    "explained",
+    "free_shared_memory",
+    "is_dead_pinning_thread",
+    "shortage_ahead",
+]
 
 # What a worker, or the process that receives its tensors, says when accelerator tensors are
 # used in a forked process or sent between processes. Sources: pytorch#40403 (fork), #36037 and
@@ -52,13 +58,20 @@ def explained(error: Exception) -> DeviceError | None:
     text = str(error)
     if not isinstance(error, RuntimeError | OSError):
         return None
+    if isinstance(error, OSError) and text.startswith("Caught "):
+        return None  # the dataset's own files: what torch says of shared memory is a RuntimeError
     if _DESCRIPTORS.search(text):
         return DeviceError(_frame(text, _FEWER_DESCRIPTORS))
     if _SHARED_MEMORY.search(text):
         return DeviceError(_frame(text, _MORE_SHARED_MEMORY))
-    if _PIN_THREAD in text:
+    if is_dead_pinning_thread(error):
         return PinMemoryError(_frame(text, _PIN_THREAD_DIED))
     return None
+
+
+def is_dead_pinning_thread(error: Exception) -> bool:
+    """Whether it is what torch says when its pinning thread has ended."""
+    return _PIN_THREAD in str(error)
 
 
 def free_shared_memory() -> int | None:

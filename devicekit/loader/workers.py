@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.queues import Queue
+from queue import Empty
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch.utils.data import Dataset, default_collate
 
 from devicekit import compat
 from devicekit.diagnosis.messages import is_suspect
-from devicekit.packing import LARGE, pays, put_together, take_apart
+from devicekit.packing import LARGE, Packed, Parts, pays, put_together, take_apart
 from devicekit.pin import pin_where_possible
 from devicekit.tree import find_tensors
 
@@ -26,6 +27,7 @@ __all__ = [
     "Undelivered",
     "found_in_samples",
     "held_on_accelerator",
+    "reading_failure",
     "with_safe_queues",
 ]
 
@@ -130,9 +132,7 @@ class Collate:
         parts = take_apart(batch)
         if any(map(on_accelerator, parts.others)):
             return found_in_samples(each) or _found_in(batch, "batch")
-        if self._is_worth_packing(parts.small):
-            batch = put_together(parts)
-        return Parcel(batch) if self.pin else batch
+        return self._parcel(batch, parts)
 
     def _in_main_process(self, samples: Any) -> Any:
         each = samples if self.batched else [samples]
@@ -144,10 +144,12 @@ class Collate:
             if is_suspect(str(error)):
                 self.apart = _apart(each)
             raise
-        if self.pack:
-            parts = take_apart(batch)
-            if self._is_worth_packing(parts.small):
-                batch = put_together(parts)
+        return self._parcel(batch, take_apart(batch) if self.pack else None)
+
+    def _parcel(self, batch: object, parts: Parts | None) -> object:
+        """The batch as it travels."""
+        if parts is not None and type(batch) is not Packed and self._is_worth_packing(parts.small):
+            batch = put_together(parts)
         return Parcel(batch) if self.pin else batch
 
     def _is_worth_packing(self, small: list[Tensor]) -> bool:
@@ -217,18 +219,36 @@ def _parts(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 class _SafeQueue(Queue):  # type: ignore[type-arg]
-    """A queue whose reader learns of what could not be sent, in the place of it.
+    """A queue from which the main process learns of what could not be sent, in the place of it.
 
     The standard queue pickles in a thread of its own, prints an error and forgets the object;
     a loader that waits for it then waits for ever.
+
+    Attributes:
+        results: The queue to the main process; None if it is this one.
+        failure: What was raised when something could not be read.
     """
+
+    results: "_SafeQueue | None" = None
+    failure: Exception | None = None
 
     def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:
         try:
             pickle.dumps(error)
         except Exception:  # whatever its __reduce__ raises: send its text instead
             error = RuntimeError(f"{type(error).__name__}: {error}")
-        self.put((item[0], Undelivered(error)))
+        if self.results is not None:
+            error.add_note("while sending indices to a worker process")
+        (self.results or self).put((item[0], Undelivered(error)))
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        try:
+            return super().get(block, timeout)
+        except Empty:
+            raise
+        except Exception as error:  # raised again at once: a pinning thread dies of it
+            self.failure = error
+            raise
 
 
 def with_safe_queues(context: BaseContext) -> BaseContext:
@@ -238,7 +258,17 @@ def with_safe_queues(context: BaseContext) -> BaseContext:
         return context  # somebody's own kind of processes
 
     class Context(type(context)):  # type: ignore[misc]
+        results: _SafeQueue | None = None  # the first that torch's iterator makes
+
         def Queue(self, maxsize: int = 0) -> Any:
-            return _SafeQueue(maxsize, ctx=self.get_context())
+            queue = _SafeQueue(maxsize, ctx=self.get_context())
+            queue.results = self.results
+            self.results = self.results or queue
+            return queue
 
     return Context()
+
+
+def reading_failure(context: BaseContext | None) -> Exception | None:
+    """What was raised when a batch from a worker could not be read, if `context` is one of ours."""
+    return getattr(getattr(context, "results", None), "failure", None)
