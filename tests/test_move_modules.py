@@ -54,6 +54,14 @@ def test_a_tensor_beside_its_module_stays_the_modules(first: str, target: torch.
     assert weight.device == rest["b"].device == target
 
 
+def test_lazy_parameters_move_before_they_are_initialised(
+    simulated_accelerator: Simulation,
+) -> None:
+    module = to_device(nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()), "sim")
+    module(torch.ones(2, 4, device="sim"))
+    assert_on("sim", module)
+
+
 def test_values_and_grads_move_too(simulated_accelerator: Simulation) -> None:
     module = nn.Linear(2, 1)
     module(torch.ones(1, 2)).sum().backward()

@@ -278,7 +278,23 @@ def test_describe(x: object, text: str) -> None:
     assert describe(x) == text
 
 
-def test_describe_a_jagged_tensor() -> None:
+class Refuses(Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.numel, Tensor.shape.__get__):
+            raise KeyError("not asked for this")
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def test_describe_what_refuses_to_tell() -> None:
+    """An error in the words for a tensor would take the place of the error that they explain."""
+    assert describe(torch.ones(2).as_subclass(Refuses)) == "float32[?]"
+    assert describe(nn.UninitializedParameter()) == "float32[?]"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_describe_nested_tensors() -> None:
+    assert describe(torch.nested.nested_tensor([torch.ones(1)])).startswith("float32[nested]")
     nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
     assert describe(nested).startswith("float32[")
 

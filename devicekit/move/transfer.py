@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from devicekit.device.spec import show
 from devicekit.errors import MoveError, warn
@@ -162,7 +163,9 @@ class Transfer:
                 return False
             self.sources.add(x.device)
             return True
-        return self.non_blocking is True or self.device.type == "cuda" or x.is_pinned()
+        if self.non_blocking is True or self.device.type == "cuda":
+            return True
+        return not is_lazy(x) and x.is_pinned()
 
     def parameter(self, x: nn.Parameter, dtype: torch.dtype | None) -> Tensor:
         """Move a parameter: it stays one, a leaf, with its grad and what else hangs on it."""

@@ -22,7 +22,7 @@ def describe(x: object) -> str:
         return type(x).__qualname__
     try:
         size = f", {format_bytes(x.numel() * x.element_size())}"
-    except RuntimeError:  # a jagged nested tensor has no such number; only words are lost
+    except Exception:  # a jagged nested tensor, or a subclass that refuses; only words are lost
         size = ""
     return f"{dtype_and_shape(x)}{size}"
 
@@ -38,5 +38,5 @@ def dtype_and_shape(x: Tensor) -> str:
     dtype = str(x.dtype).removeprefix("torch.")
     try:
         return f"{dtype}[{', '.join(map(str, x.shape))}]"
-    except RuntimeError:  # nested tensors have no shape; only a word is lost
-        return f"{dtype}[nested]"
+    except Exception:  # a nested tensor has no shape, and a subclass may refuse to tell it
+        return f"{dtype}[{'nested' if type(x) is Tensor else '?'}]"
