@@ -921,7 +921,8 @@ def test_r055_shared_memory_that_may_not_suffice_is_told_at_the_first_batch():
 
 @pytest.mark.parametrize(("free", "told"), [(None, False), (399, True), (400, False)])
 def test_r055_the_estimate_for_what_is_loaded_ahead(free, told):
-    batch = {"x": torch.zeros(25), "sparse": torch.eye(9).to_sparse(), "id": 3}
+    x = torch.zeros(25)  # sent once, whatever looks into it
+    batch = {"x": x, "again": [x, x[:20], x[0].expand(1000)], "sparse": torch.eye(9).to_sparse()}
     text = shortage_ahead(batch, 2, 2, free)
     assert (text is not None) == told
     if told:

@@ -94,7 +94,9 @@ def shortage_ahead(
         free: Bytes that were free before the workers started, if known.
     """
     ahead = num_workers * prefetch_factor
-    nbytes = sum(each.nbytes for _, each in find_tensors(batch) if is_dense_host_memory(each))
+    dense = (tensor for _, tensor in find_tensors(batch) if is_dense_host_memory(tensor))
+    memory = (tensor.untyped_storage() for tensor in dense)  # sent whole, and once
+    nbytes = sum({each.data_ptr(): each.nbytes() for each in memory}.values())
     if free is None or nbytes * ahead <= free:
         return None
     return (
