@@ -295,7 +295,10 @@ def collate_for_packing(samples: Any, limit: int) -> Any:
 
     In a worker `default_collate` makes a file in shared memory for each tensor, which for a small
     one takes longer than all else together, and is in vain if the tensor is packed afterwards.
+    Who put a function of their own in the place of torch's for tensors gets what that makes.
     """
+    if collate.default_collate_fn_map[Tensor] is not collate.collate_tensor_fn:
+        return torch.utils.data.default_collate(samples)
 
     def stacked(batch: Any, *, collate_fn_map: Any = None) -> Any:
         first = batch[0]

@@ -18,6 +18,7 @@ from torch.utils.data import get_worker_info
 from devicekit import compat
 from devicekit.errors import MoveError
 from devicekit.tree import describe, find_tensors, map_tensors
+from devicekit.tree.anatomy import class_attribute
 from devicekit.tree.containers import container_of
 
 __all__ = ["LARGE", "Packed", "pack", "pays", "unpack"]
@@ -73,7 +74,7 @@ class Parts(NamedTuple):
     Attributes:
         rest: The structure, with a `_Slot` in place of each small tensor.
         small: These tensors, in the order of the slots.
-        others: The tensors that cannot be packed: they are still in the rest.
+        others: The tensors that cannot be packed: they are still in the rest, or in its objects.
         is_looked_into: Whether the rest holds no object, besides tensors, that the walker does not
             look into.
     """
@@ -201,12 +202,17 @@ def take_apart(data: object, kept: Collection[int] = ()) -> Parts:
         return value
 
     rest = map_tensors(data, take, other=note, stand_ins=True)
-    whole = [x for x in foreign if container_of(type(x)) is not None]
+    whole = [x for x in foreign if _may_hold_tensors(type(x))]
     inside = {id(tensor): tensor for _, tensor in find_tensors(whole)}
     if inside.keys() & set(map(id, small)):  # there twice: it has to stay one
         return take_apart(data, inside.keys())
     others.extend(inside.values())
     return Parts(rest, small, others, not foreign)
+
+
+def _may_hold_tensors(cls: type) -> bool:
+    """Whether the walker finds tensors in objects of this type, though it leaves them whole."""
+    return container_of(cls) is not None or callable(class_attribute(cls, "to"))
 
 
 def put_together(parts: Parts) -> Packed[Any]:

@@ -172,8 +172,13 @@ def _pin_tensor(tensor: Tensor) -> Tensor:
 
 def _pinned_copy(tensor: Tensor) -> Tensor:
     if isinstance(tensor, torch.nn.Parameter):
-        parameter = torch.nn.Parameter(_pinned_copy(tensor.data), tensor.requires_grad)
+        data = _pinned_copy(tensor.data)
+        if issubclass(type(tensor), torch.nn.Parameter):
+            parameter = data.as_subclass(type(tensor)).requires_grad_(tensor.requires_grad)
+        else:  # a subclass of Tensor that is marked as a parameter
+            parameter = torch.nn.Parameter(data, tensor.requires_grad)
         parameter.grad = None if tensor.grad is None else pin_memory(tensor.grad)
+        parameter.__dict__.update(tensor.__dict__)
         return parameter
     if type(tensor) is not Tensor:
         copy = _pinned_copy(tensor.as_subclass(Tensor)).as_subclass(type(tensor))

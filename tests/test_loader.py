@@ -534,3 +534,14 @@ def test_compat_collates_as_torch_does(sample):
     ours = compat.collate_for_packing([sample, sample], LARGE)
     assert equal(ours, theirs)
     assert type(ours) is type(theirs)
+
+
+def test_compat_collates_with_the_callers_own_function_for_tensors(monkeypatch):
+    def padded(batch, *, collate_fn_map=None):
+        return torch.nn.utils.rnn.pad_sequence(batch, batch_first=True)
+
+    monkeypatch.setitem(
+        torch.utils.data._utils.collate.default_collate_fn_map, torch.Tensor, padded
+    )
+    ours = compat.collate_for_packing([[torch.ones(1)], [torch.ones(2)]], LARGE)
+    assert ours[0].tolist() == [[1, 0], [1, 1]]

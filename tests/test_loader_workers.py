@@ -339,6 +339,34 @@ def test_r046_a_collate_fn_that_moves_the_batch(simulated_accelerator, said):
     assert [str(each.message) for each in said if "worker" in str(each.message)] != []
 
 
+class Moves:
+    """Moves itself."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def to(self, device):
+        return Moves(self.n.to(device))
+
+
+def on_sim_if_asked_to(samples):
+    return Moves(torch.tensor([sample["n"] for sample in samples])).to("sim")
+
+
+def test_r046_a_batch_that_moves_itself_is_looked_into(simulated_accelerator, said):
+    loader = DataLoader(
+        Numbers(4),
+        4,
+        num_workers=1,
+        multiprocessing_context="fork",
+        collate_fn=on_sim_if_asked_to,
+        device="sim",
+    )
+    (batch,) = loader
+    assert batch.n.tolist() == [0, 1, 2, 3]
+    assert "Numbers: `batch.n` is on sim:0" in str(said[0].message)
+
+
 class MovingStream(IterableDataset):
     def __init__(self, start):
         self.start = start

@@ -172,22 +172,30 @@ def test_parameters_and_subclasses_keep_their_type(simulated_accelerator):
     class Labelled(Tensor):
         pass
 
+    class Weight(torch.nn.Parameter):
+        pass
+
     labelled = torch.ones(2).as_subclass(Labelled)
     labelled.label = "cat"
+    weight = Weight(torch.ones(2))
+    weight.label = "dog"
     batch = {
         "p": torch.nn.Parameter(torch.ones(2)),
         "frozen": torch.nn.Parameter(torch.ones(2), requires_grad=False),
         "w": torch.ones(2, requires_grad=True),
         "s": labelled,
+        "own": weight,
     }
     batch["p"].grad = torch.zeros(2)
     result = pin_memory(batch)
     assert all(tensor.is_pinned() for tensor in (*result.values(), result["p"].grad))
     assert type(result["p"]) is torch.nn.Parameter
-    assert [result[name].requires_grad for name in batch] == [True, False, True, False]
-    assert [result[name].is_leaf for name in batch] == [True, True, False, True]
+    assert [result[name].requires_grad for name in batch] == [True, False, True, False, True]
+    assert [result[name].is_leaf for name in batch] == [True, True, False, True, True]
     assert type(result["s"]) is Labelled
     assert result["s"].label == "cat"
+    assert type(result["own"]) is Weight
+    assert result["own"].label == "dog"
 
 
 def test_gradients_flow_through_a_pinned_copy(simulated_accelerator):
