@@ -172,7 +172,7 @@ def pack(data: T) -> Packed[T]:
         >>> from devicekit import pack, unpack
         >>> packed = pack([torch.zeros(3), {"n": torch.tensor(7), "id": "a"}])
         >>> packed
-        Packed(2 tensors in 72 bytes on cpu)
+        Packed(2 tensors in 76 bytes on cpu)
         >>> unpack(packed)
         [tensor([0., 0., 0.]), {'n': tensor(7), 'id': 'a'}]
     """
@@ -222,7 +222,9 @@ def put_together(parts: Parts) -> Packed[Any]:
         by_dtype.setdefault(tensor.dtype, []).append(index)
 
     plans, end = [], 0
-    for dtype, slots in by_dtype.items():
+    # Large elements first: then no two dtypes overlap when their offsets are counted in elements,
+    # as AOTAutograd does to find out whether an input that is changed is part of another.
+    for dtype, slots in sorted(by_dtype.items(), key=lambda each: -each[0].itemsize):
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
         plan = _lay_out(dtype, start, slots, [parts.small[slot] for slot in slots])
         plans.append(plan)
