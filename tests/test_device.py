@@ -323,9 +323,7 @@ def test_r083_auto_warns_once_about_a_gpu_that_cannot_be_used(monkeypatch, reaso
     monkeypatch.setattr(
         choice, "probe", lambda type: answers.get(type, Probe(type, 0, "not_built", "no", "no"))
     )
-    with pytest.warns(
-        DeviceFallbackWarning, match="the GPU is no use. Fix: mend it"
-    ) as caught:
+    with pytest.warns(DeviceFallbackWarning, match="the GPU is no use. Fix: mend it") as caught:
         assert Device() == "cpu"
     assert Device().reason == reason
     assert len(caught) == 1
