@@ -444,7 +444,7 @@ ROWS = st.lists(
 PAIRS = st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**31), 2**31 - 1))
 MEMORY = st.builds(SimpleNamespace, total=NUMBERS, used=NUMBERS, free=NUMBERS, reserved=NUMBERS)
 ANSWERS: dict[str, st.SearchStrategy[Any]] = {
-    "DriverVersion": NVML_TEXTS | VERSIONS,
+    "SystemGetDriverVersion": NVML_TEXTS | VERSIONS,
     "Name": NVML_TEXTS | NVML_TEXTS.map(str.encode) | st.binary(),
     "UUID": UUIDS | st.binary(),
     "PciInfo": st.builds(SimpleNamespace, busId=NVML_TEXTS | st.binary()),
