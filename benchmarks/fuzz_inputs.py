@@ -862,12 +862,12 @@ SAID = st.sampled_from(
 SENTENCES = st.lists(SAID | st.text(max_size=3), max_size=12).map("".join)
 
 
-@target(sentence=SENTENCES, times=st.sampled_from([1, 1, 1, 3, 1000]), also=st.text(max_size=5))
-def errors_of_torch(sentence: str, times: int, also: str) -> None:
+@target(sentence=SENTENCES, times=st.sampled_from([1, 1, 1, 3, 1000]))
+def errors_of_torch(sentence: str, times: int) -> None:
     said = sentence * times
     messages.is_suspect(said)
     messages.wants_host(said)
-    messages.devices_in(said, also)
+    messages.devices_in(said)
     messages.devices_said(said)
     messages.first_line(said)
 
