@@ -251,6 +251,9 @@ def unpack(packed: Packed[T]) -> T:
     Args:
         packed: What `pack` returned, moved or not.
 
+    Raises:
+        TypeError: `packed` is something else.
+
     Example:
         >>> import torch
         >>> from devicekit import pack, unpack
